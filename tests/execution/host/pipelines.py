@@ -14,25 +14,6 @@ def small(code: str):
     work(code=code)
 
 
-@dsl.pipeline
-def retries(code: str):
-    work(code=code).set_retry(2, backoff_duration="0s").set_caching_options(False)
-
-
-@dsl.pipeline
-def leaves():
-    with dsl.ExitHandler(work(code="print('bye')")):
-        work(code="import sys; sys.exit(1)")
-
-
-@dsl.pipeline
-def loops(go: bool = True):
-    with dsl.ParallelFor([1, 2]), dsl.ParallelFor(["a", "b"]):
-        work(code="print(1)")
-    with dsl.If(go == True), dsl.If(go == False):  # noqa: E712 (KFP's conditions)
-        work(code="print(2)")
-
-
 # Pipelines of made-up answers: see ``event_logs``
 
 

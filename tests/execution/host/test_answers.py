@@ -119,6 +119,7 @@ def test_an_answer_that_never_ends_is_left(answer: Callable[[socket.socket], obj
         (HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"{}" * 99, mtime=0)[:-30], "something other"),
         (b"HTTP/1.1 302 x\r\nConnection: close\r\nLocation: http://127.0.0.1:0/\r\n\r\n", ""),
         (b"HTTP/1.1 302 x\r\n" + EMPTY + b"Location: " + PATH.encode() + b"\r\n\r\n", "redirected"),
+        (b"HTTP/1.1 302 x\r\n" + EMPTY + b"Location: http://[nowhere\r\n\r\n", "broke"),
         (b"HTTP/1.1 429 x\r\n" + EMPTY + b"Retry-After: " + b"9" * 5000 + b"\r\n\r\n", "429"),
         (b"HTTP/1.1 429 x\r\n" + EMPTY + b"Retry-After: Sun, 99 Nov 99999999 99:99:99\r\n\r\n", "429"),
     ],
@@ -171,6 +172,7 @@ def test_a_packed_answer_is_unpacked() -> None:
 @pytest.mark.parametrize(
     "content",
     [
+        *("", "hello", "[1]"),
         '{"a": ' * 200 + "1" + "}" * 200,
         "[" * 100_000,
         '{"a": 1e400}',
@@ -190,14 +192,16 @@ def test_json_that_nobody_can_use_is_not_kfps(content: str | bytes) -> None:
             connection.post(PATH, {})
 
 
-def test_a_redirect_is_not_followed() -> None:
+@pytest.mark.parametrize("status", [302, 307])
+def test_a_redirect_is_not_followed(status: int) -> None:
     with scripted(lambda request: Reply({"secret": 1})) as other, scripted(lambda request: Reply({})) as server:
         connection = Connection(Settings(host=server.url))
         for location, shown in ((f"{other.url}/apis", other.url), ("/there", f"{server.url}/there")):
-            moved = Reply("", 302, {"Location": location})
+            moved = Reply("", status, {"Location": location})
             server.script = lambda request, moved=moved: moved
-            for call in (connection.get, connection.post):
-                with pytest.raises(HostError, match=says("redirected to", shown, "as the host")):
-                    call(PATH)
+            with pytest.raises(HostError, match=says("redirected to", shown, "as the host")):
+                connection.get(PATH)
+            with pytest.raises(HostAnswerLostError, match=says("redirected to", shown, "It may have arrived")):
+                connection.post(PATH, {"pipeline_spec": "mine"}, if_lost="It may have arrived.")
         assert not other.requests
         assert {request.path for request in server.requests} == {PATH}

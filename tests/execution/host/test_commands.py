@@ -189,14 +189,6 @@ def test_events_are_those_of_the_same_run_on_this_machine(there: Program, pipeli
     assert {event.get("log_file") for event in elsewhere} == {None}
 
 
-# Logs of a run that is over
-
-
-def test_a_log_has_the_very_bytes(there: Program) -> None:
-    done = there("logs", "a bad run/script")
-    assert done.stdout == "one\n\x1b[31mthe last line\x1b[0m\n"
-
-
 # Runs
 
 
@@ -209,17 +201,6 @@ def test_a_host_without_runs(kfp_host: KfpHost, program: Program) -> None:
         2,
         f"Error: There is no run on {kfp_host.url} that is not archived.\n",
     )
-
-
-def test_a_log_that_cannot_be_read(kfp_host: KfpHost, program: Program) -> None:
-    run_id = program("submit", "good.yaml", "--host", kfp_host.url, "--watch").stdout.partition("\n")[0]
-    kfp_host.fail(500, times=100, path="/log$")
-    for name in (run_id, f"{run_id}/train"):
-        done = program("logs", name, "--host", kfp_host.url)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "train: " in done.stderr
-        assert "kubectl logs" in done.stderr
-        assert "nothing" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [("logs", "a good run"), ("watch", "a bad run")])
@@ -273,26 +254,6 @@ def ended_with(host: KfpHost, run_id: str) -> str:
     """Wait for the end of a run, past the check of the token."""
     wait_until(lambda: host.runs[run_id].describe().get("state") in ("SUCCEEDED", "FAILED"))
     return str(host.runs[run_id].describe()["state"])
-
-
-# Report
-
-
-def test_a_report_opens_offline(there: Program) -> None:
-    def page(run: str) -> str:
-        done = there("report", run, "-o", "page.html")
-        assert (done.returncode, done.stdout, done.stderr) == (0, "page.html\n", "")
-        return (there.folder / "page.html").read_text()
-
-    good = page("a good run")
-    assert "<title>good" in good
-    links = set(re.findall(r"""(?:href|src)=["']?([^"'> ]+)""", good))
-    [link] = [link for link in links if not link.startswith(("#", "data:"))]
-    assert re.fullmatch(rf"{there.variables['TORCHX_KFP_HOST']}/#/runs/details/{UUID}", link)
-    for text in ("evaluate[1]", "succeeded", "loss", "0.5", "its condition is false"):
-        assert text in good
-    bad = page("a bad run")
-    assert ("the last line" in bad, "launcher_v2.go" in bad) == (True, False)
 
 
 # Results, show, compare

@@ -12,7 +12,6 @@ import pytest
 from kfp import compiler, dsl
 from kfp.client import Client
 
-from tests.execution.host.calling import ended
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted, status
 from tests.facts import says
 from tests.fake_kfp import KfpHost
@@ -21,7 +20,6 @@ from torchx_kfp.errors import (
     ArgumentError,
     HostAnswerLostError,
     HostError,
-    HostRefusedError,
     HostUnreachableError,
     UnknownRunError,
 )
@@ -46,18 +44,6 @@ def uuid(number: int) -> str:
 
 
 # Submit
-
-
-def test_a_run_that_is_submitted_runs(kfp_host: KfpHost, host: Host) -> None:
-    run_id = submit(small, {"text": "hello"}, name="my run", experiment="tries", host=kfp_host.url).run_id
-    assert ended(kfp_host, run_id)["state"] == "SUCCEEDED"
-    [run] = host.list()
-    assert (run.run_id, run.name, run.pipeline, run.state) == (run_id, "my run", "small", State.SUCCEEDED)
-    assert run.finished is not None
-    assert 0 <= run.finished - run.created < 600
-    assert run.link == f"{kfp_host.url}/#/runs/details/{run_id}"
-    submit(small, experiment="tries", host=kfp_host.url)
-    assert kfp_host.count("experiments", "POST") == 1, "an experiment is created once"
 
 
 def taking(experiment: str) -> AbstractContextManager[Scripted]:
@@ -179,12 +165,6 @@ def test_an_experiment_that_another_process_creates_first_is_found() -> None:
         assert server.requests[-1].body["experiment_id"] == "7"
 
 
-def test_a_pipeline_that_the_host_refuses_is_an_error(kfp_host: KfpHost, host: Host) -> None:
-    kfp_host.fail(400, path="/runs", method="POST")
-    with pytest.raises(HostRefusedError, match=says("POST", "/apis/v2beta1/runs")):
-        host.submit(load_pipeline(small))
-
-
 def test_a_run_whose_answer_is_lost_is_not_submitted_again(kfp_host: KfpHost) -> None:
     kfp_host.fail(429, times=1, path="/runs", method="POST", headers={"Retry-After": "1"})
     kfp_host.add(Fault(path="/runs$", method="POST", cut=0.5))
@@ -230,18 +210,6 @@ def test_a_run_is_found_by_each_of_its_names(host: Host, submitted: list[str], k
     assert host.find("deadbeef") == submitted[3], "a name, although it looks like the beginning of an id"
     again = submit(small, name=f"again: {first}", host=kfp_host.url).run_id
     assert host.find(f"again: {first}") == again, "a name may mention another run"
-
-
-def test_a_name_of_no_run_or_of_several_is_an_error(host: Host, submitted: list[str], kfp_host: KfpHost) -> None:
-    for name, facts in {
-        f"{submitted[0]}/train": [f"{submitted[0]}/train"],
-        "\udcff": [r"'\udcff'"],
-        "same": ["'same'", "2 runs", submitted[1], submitted[2], time.strftime("%Y-%m-"), "beginning of an id"],
-        "frist": ["'frist'", kfp_host.url, "Did you mean 'first'?", submitted[3], "the newest first"],
-        "00000000": ["'00000000'"],
-    }.items():
-        with pytest.raises(UnknownRunError, match=says(*facts)):
-            host.find(name)
 
 
 @pytest.mark.parametrize("wrong", [5, "x", {"a": 1}, [None, 5, ["x"]]])
@@ -329,12 +297,3 @@ def test_runs_with_missing_fields_and_archived_ones() -> None:
         assert [run.run_id for run in host.list()] == [uuid(1), uuid(2), uuid(3)]
         archived = [run for run in host.list(RunFilter(archived=None)) if run.is_archived]
         assert [(run.run_id, run.state) for run in archived] == [(uuid(2), State.CANCELED)]
-
-
-def test_a_run_that_cannot_be_terminated_says_why(host: Host, kfp_host: KfpHost) -> None:
-    with pytest.raises(UnknownRunError, match=says("'0000'", kfp_host.url)):
-        host.terminate("0000")
-    run_id = kfp_host.make_run(1).record.run_id
-    kfp_host.fail(400, path=":terminate", body=json.dumps({"code": 9, "message": "the run has ended"}))
-    with pytest.raises(HostError, match="the run has ended"):
-        host.terminate(run_id)

@@ -207,6 +207,7 @@ def test_nobody_sees_what_the_failed_attempt_has_recorded(retried: Retried) -> N
     retried.shown("report", run_id, "-o", "report.html")
     report = (retried.folder / "report.html").read_text()
     assert "2.5" in report
+    assert f"{retried.host.url}/#/runs/details/{run_id}" in report
     assert "stale" not in report
 
 

@@ -18,7 +18,7 @@ from tests.execution.host.scripted import Reply, Request, Scripted, scripted, st
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import HostError, PipelineFileError, UnknownRunError
+from torchx_kfp.errors import HostError, PipelineFileError
 from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.host import Host, HostRun, connect
 from torchx_kfp.local import RunFinished, RunStarted, State, Watch, load_pipeline
@@ -164,11 +164,6 @@ def test_a_host_without_older_versions_of_the_api(
         [problem] = last.corrupt
         assert re.match(says(kfp_host.url, "stages", "logs", "results", "v1beta1"), problem)
         assert kfp_host.count("v1beta1") == 1, "it is not asked for again"
-
-
-def test_an_unknown_run_names_the_host(host: Host, kfp_host: KfpHost) -> None:
-    with pytest.raises(UnknownRunError, match=says("'0000'", kfp_host.url)):
-        HostRun(host.connection, "0000").read()
 
 
 # Pipelines that were uploaded

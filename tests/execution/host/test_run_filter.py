@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -74,11 +73,3 @@ def test_archived_runs_are_not_listed(kfp_host: KfpHost, program: Program) -> No
 def test_a_state_that_no_run_has() -> None:
     with pytest.raises(ArgumentError, match=says("'faild'", "'failed'")):
         RunFilter(states=["faild"])
-
-
-def test_no_run_matches(kfp_host: KfpHost, program: Program, tmp_path: Path) -> None:
-    none = f"No run on {kfp_host.url} matches.\n"
-    assert program("runs", "--host", kfp_host.url, "--name", "none").stderr == none
-    (tmp_path / "local_outputs").mkdir()
-    done = program("runs", "--name", "none", TORCHX_KFP_HOST=kfp_host.url)
-    assert (done.returncode, done.stderr) == (0, f"{none}No run in 'local_outputs' matches.\n")

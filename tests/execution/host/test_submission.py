@@ -15,6 +15,7 @@ from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Program
+from tests.watching import Heard
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import (
     StageFailedError,
@@ -130,26 +131,15 @@ def test_a_server_of_s3_that_only_this_process_uses_is_a_warning(call: Program, 
         assert "Warning" not in said("elsewhere.yaml", AWS_ENDPOINT_URL=LOCAL)
 
 
-class Seen(Watch):
-    """Keeps events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def on_event(self, event: Event) -> None:
-        self.events.append(event)
-
-
 def test_a_run_is_waited_for(kfp_host: KfpHost, tmp_path: Path) -> None:
-    seen = Seen()
+    events: list[Event] = []
     run = submit(small, {"code": "print('hello')"}, host=kfp_host.url, name="first")
-    result = run.wait(seen)
+    result = run.wait(Heard(on_event=events.append))
     result.raise_for_failure()
     assert (result.run_id, result.state, result["work"].state) == (run.run_id, State.SUCCEEDED, State.SUCCEEDED)
     assert (result.folder, result.link) == (None, f"{kfp_host.url}/#/runs/details/{run.run_id}")
-    assert isinstance(seen.events[0], RunStarted)
-    assert isinstance(seen.events[-1], RunFinished)
-    assert sum(isinstance(event, RunFinished) for event in seen.events) == 1
+    assert isinstance(events[0], RunStarted)
+    assert [event for event in events if isinstance(event, RunFinished)] == events[-1:]
     again = attach("first", host=kfp_host.url)
     assert [(stage.name, stage.state, stage.pod_name) for stage in again.wait(Watch()).stages] == [
         (stage.name, stage.state, stage.pod_name) for stage in result.stages

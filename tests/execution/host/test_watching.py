@@ -13,7 +13,7 @@ import pytest
 
 from tests.execution.host import answers_of_kfp
 from tests.execution.host.calling import wait_until
-from tests.execution.host.commands import rows, write_pipelines
+from tests.execution.host.commands import rows
 from tests.execution.host.pipelines import small
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
@@ -45,15 +45,6 @@ def test_runs_fit_a_terminal_of_80_columns(kfp_host: KfpHost, program: Program) 
     )
     piped = program("runs", "--host", kfp_host.url).stdout
     assert {row[0] for row in rows(piped)} == {run.record.run_id for run in runs}
-
-
-def test_runs_of_which_a_host_tells_little(program: Program) -> None:
-    run_id = answers_of_kfp.polls("failed")[0]["run_id"]
-    with scripted(lambda request: Reply({"runs": [{"run_id": run_id}]})) as server:
-        done = program("runs", "--host", server.url)
-        content = json.loads(program("runs", "--json", "--host", server.url).stdout)
-    assert rows(done.stdout) == [[run_id, "queued"]]
-    assert content[0]["started"] is None
 
 
 def test_the_report_of_a_pipeline_with_a_long_name(kfp_host: KfpHost, program: Program) -> None:
@@ -272,15 +263,6 @@ def test_stages_that_cannot_start_are_said(program: Program) -> None:
     events = [json.loads(line) for line in watched.stdout.splitlines()]
     assert [event["name"] for event in events if event["event"] == "stage_pending"] == ["no-image", "too-large"]
     assert watched.stderr.count("cannot start: ErrImagePull: failed to pull and unpack") == 1
-
-
-def test_logs_name_the_replicas(kfp_host: KfpHost, program: Program) -> None:
-    write_pipelines(program.folder, program.folder)
-    done = program("submit", "distributed.yaml", "--watch", "--host", kfp_host.url)
-    assert done.returncode == 0, done.stderr
-    run_id = done.stdout.splitlines()[0]
-    whole = program("logs", f"{run_id}/train", "--follow", "--host", kfp_host.url).stdout.splitlines()
-    assert {"train/0 | of 2", "train/1 | of 2"} <= set(whole)
 
 
 # Cancel
