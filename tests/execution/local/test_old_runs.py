@@ -92,11 +92,11 @@ def test_gc_waits_until_a_stage_that_was_taken_is_recorded(tmp_path: Path) -> No
     for name in ("a", "bb"):
         make(tmp_path, name)
         end = StageResult("train", "train", State.SUCCEEDED, log_file=tmp_path / name / "train_1/log.txt")
-        Cache(tmp_path / ".cache").put(KEYS[name], name, end)
+        Cache(tmp_path / ".cache", name).put(KEYS[name], end)
     chosen = select(tmp_path, keep=0)
     gone: list[str] = []
     gc = threading.Thread(target=lambda: gone.extend(run.folder.name for run in remove(tmp_path, chosen)))
-    cache = Cache(tmp_path / ".cache")
+    cache = Cache(tmp_path / ".cache", "another")
     with cache.taking():
         gc.start()
         found = cache.get(KEYS["a"])

@@ -1,10 +1,9 @@
-"""Stages that need not run again: those of the run that is resumed, and those of other earlier runs.
+"""The cache between runs: stages of earlier runs that need not run again.
 
-In a run that is resumed, a stage of a loop that has succeeded is kept if the digest of its inputs is the same. In the
-cache between runs, a stage has a key, which is equal for two stages that would produce the same outputs, as far as this
-can be determined. KFP's backend considers the image, the command and the values of the
-inputs, but not the environment; the code is in the image. Here, the environment counts as well, and so does the code
-that a process finds on this machine (see ``pipeline.used_files``).
+A stage has a key, which is equal for two stages that would produce the same outputs, as far as this can be determined.
+KFP's backend considers the image, the command and the values of the inputs, but not the environment; the code is in the
+image. Here, the environment counts as well, and so does the code that a process finds on this machine (see
+``pipeline.used_files``).
 
 Finished stages of earlier runs are small files in a folder, named by their keys. Several runs may use one folder at
 once.
@@ -18,8 +17,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +26,6 @@ from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.spec import Component, Task
-from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode
 from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
@@ -39,8 +35,8 @@ from torchx_kfp.tracking.recorder import Recorder
 #: A path, its size in bytes (for a folder, the number of its files), and the time of its last change in ns (for a
 #: folder, a digest of its files).
 Stamp: TypeAlias = tuple[str, int, int]
-#: The version of the keys, raised when older ones must not match any more.
-_VERSION = 2
+#: The version of keys and entries, raised when older ones must not match any more.
+_VERSION = 3
 
 
 def stamp_of(path: str | os.PathLike[str]) -> Stamp:
@@ -126,63 +122,55 @@ def _artifact_stamps(value: Any) -> list[Any]:
 
 #: The cache's name in an output folder. The dot distinguishes it from runs.
 FOLDER = ".cache"
-#: The version of the entries, raised when older ones must not be used any more.
-VERSION = 3
-
-_KEY = re.compile(r"[0-9a-f]{8,128}")
 
 
 class Cache:
-    """Finished stages in a folder, which is created when the first one is stored. Only its owner may enter it."""
+    """Finished stages in a folder, which is created when the first one is stored. Only its owner may enter it.
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    Args:
+        folder: the folder.
+        run_id: the run that asks: stages of one run never reuse each other's results.
+        directory: the directory in which stages run. Relative tracker bases are relative to it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], run_id: str, directory: str = "") -> None:
         self.folder = Path(folder)
+        self._run_id, self._directory = run_id, directory
+        self._recorded: dict[tuple[str, str], frozenset[str]] = {}
+
+    def taking(self) -> contextlib.AbstractContextManager[None]:
+        """Hold off gc until the caller has recorded what it takes from earlier runs."""
+        return locked(self.folder, fcntl.LOCK_SH)
 
     def get(self, key: str) -> StageResult | None:
-        """Return the stage that was last stored under the key, with ``cached_from`` set; None if there is none.
+        """Return the stage of another run that was last stored under the key, with ``cached_from`` set.
 
-        Also return None if its log or a file of its artifacts has been removed or changed since, or if the entry
-        cannot be read.
-
-        Raises:
-            ValueError: the key is not hexadecimal.
+        Return None if there is none, if its log, a file of its artifacts or a result has been removed or changed since,
+        and if the entry cannot be read.
         """
-        path = self._path(key)
         try:
-            entry = json.loads(read_bytes(str(path), limit=LONGEST_LINE))
-            if entry["version"] != VERSION or entry["key"] != key:
-                return None
+            entry = json.loads(read_bytes(str(self._path(key)), limit=LONGEST_LINE))
             event = decode(entry["stage"])
             if not isinstance(event, StageFinished) or entry["files"] != _stamps(stamp[0] for stamp in entry["files"]):
                 return None
-            return dataclasses.replace(event.result, cached_from=str(entry["run_id"]))
+            found = dataclasses.replace(event.result, cached_from=str(entry["run_id"]))
+            return found if found.cached_from != self._run_id and self._has_records(found) else None
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
 
-    @contextlib.contextmanager
-    def taking(self) -> Iterator[None]:
-        """Hold off gc until the caller has recorded what it takes from earlier runs."""
-        with locked(self.folder, fcntl.LOCK_SH):
-            yield
-
-    def put(self, key: str, run_id: str, result: StageResult) -> None:
-        """Store how a stage of the run ended, and replace any earlier entry.
+    def put(self, key: str, result: StageResult) -> None:
+        """Store a stage of the run if it and its application have succeeded, in place of any earlier entry.
 
         A full disk, a folder that cannot be written and a file that goes meanwhile are not errors: the stage runs
         again next time.
-
-        Raises:
-            ValueError: the key is not hexadecimal, or the stage did not succeed.
         """
+        if result.state is not State.SUCCEEDED or (result.results and result.results.get(protocol.EXIT_CODE)):
+            return
         path = self._path(key)
-        if result.state is not State.SUCCEEDED:
-            raise ValueError(f"only a stage that has succeeded can be cached: {result.name} ({result.state})")
         # The files may change meanwhile: other processes write what a stage has registered.
         with contextlib.suppress(OSError):
             entry: dict[str, Any] = {
-                "version": VERSION,
-                "key": key,
-                "run_id": run_id,
+                "run_id": self._run_id,
                 "files": _stamps(path for path in _paths(result) if os.path.exists(path)),
                 "stage": encode(StageFinished(result)),
             }
@@ -191,10 +179,30 @@ class Cache:
             write_file(path, json.dumps(entry).encode(), durable=False, permissions=0o600)
 
     def _path(self, key: str) -> Path:
-        if _KEY.fullmatch(key) is None:
-            raise ValueError(f"{key!r} is not a key of a cache: it does not have 8 to 128 hexadecimal digits.")
         # Entries are spread over several folders, since there may be many.
         return self.folder / key[:2] / f"{key}.json"
+
+    def _has_records(self, result: StageResult) -> bool:
+        """Tell whether the results that the stage recorded, and the artifacts that it stored, are still there.
+
+        The run ids of a pipeline run are listed in one request and remembered, so that a store is asked once for each
+        earlier run, not for each stage. A store that does not answer counts as empty.
+        """
+        base, run_id = result.tracker_base, result.run_id
+        urls = {path for path in result.files if "://" in path}
+        if base is None or run_id is None or not (result.results or urls):
+            return True
+        place = base, run_id.partition("/")[0]
+        try:
+            recorder = Recorder.open(base, self._directory)
+            if place not in self._recorded:
+                self._recorded[place] = frozenset()
+                self._recorded[place] = frozenset(recorder.keys(place[1]))
+            artifacts = recorder.record(run_id, "artifacts").artifacts.values() if urls else ()
+            there = {artifact.path for artifact in artifacts if artifact.stored and artifact.stored.are_there()}
+        except TrackerError:
+            return False
+        return urls <= there and (not result.results or run_id in self._recorded[place])
 
 
 @contextlib.contextmanager
@@ -209,104 +217,6 @@ def locked(folder: Path, operation: int) -> Iterator[None]:
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, operation)
         yield
-
-
-class EarlierResults:
-    """Finished stages of earlier runs.
-
-    Args:
-        run_id: the id of the run that asks.
-        reusable: how those stages of the run that it resumes ended that are kept if their inputs are the same.
-        cache: the cache of all runs; None if it is not used.
-        directory: the directory in which stages run. Relative tracker bases are relative to it.
-    """
-
-    def __init__(self, run_id: str, reusable: Mapping[str, StageResult], cache: Cache | None, directory: str) -> None:
-        self._run_id = run_id
-        self._directory = directory
-        self._reusable = reusable
-        self._cache = cache
-        #: How stages ended, also by names without some of the last indices.
-        self._executions: dict[tuple[str, tuple[int, ...]], list[StageResult]] = {}
-        for end in reusable.values():
-            path, indices = without_indices(end.name), indices_of(end.name)
-            for count in range(len(indices) + 1):
-                self._executions.setdefault((path, indices[:count]), []).append(end)
-        self._recorded: dict[tuple[str, str], frozenset[str]] = {}
-
-    def taking(self) -> contextlib.AbstractContextManager[None]:
-        """Hold off gc until the caller has recorded what it takes from the cache."""
-        return self._cache.taking() if self._cache is not None else contextlib.nullcontext()
-
-    @property
-    def has_cache(self) -> bool:
-        """Whether there is a cache, so that its keys are needed."""
-        return self._cache is not None
-
-    def executions(self, name: str) -> list[StageResult]:
-        """Return how executions of the stage ended in the run that is resumed; the name may lack indices."""
-        return self._executions.get((without_indices(name), indices_of(name)), [])
-
-    def kept(self, name: str, input_digest: str) -> StageResult | None:
-        """Return how the stage of this name ended in the run that is resumed, if its inputs were the same."""
-        found = self._reusable.get(name)
-        return found if found is not None and found.key == input_digest else None
-
-    def cached(self, name: str, task: str, input_digest: str, cache_key: str) -> StageResult | None:
-        """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
-        found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
-        # Stages of one run never reuse each other's results.
-        if found is None or found.cached_from == self._run_id or not self._has_records(found):
-            return None
-        return dataclasses.replace(
-            found,
-            name=name,
-            task=task,
-            key=input_digest,
-            state=State.CACHED,
-            duration=0.0,
-            attempts=0,
-            started_at=time.time(),
-        )
-
-    def store(self, cache_key: str, result: StageResult) -> None:
-        """Store a stage for other runs if it and its application have succeeded."""
-        has_failed = bool(result.results and result.results.get(protocol.EXIT_CODE))
-        is_complete = result.state is State.SUCCEEDED and not has_failed
-        if self._cache is not None and cache_key and is_complete:
-            self._cache.put(cache_key, self._run_id, result)
-
-    def _has_records(self, result: StageResult) -> bool:
-        return self._has_results(result) and self._has_stored(result)
-
-    def _has_stored(self, result: StageResult) -> bool:
-        """Tell whether the artifacts that the stage stored elsewhere are still there."""
-        urls = {path for path in result.files if "://" in path}
-        base, run_id = result.tracker_base, result.run_id
-        if not urls or run_id is None or base is None:
-            return True
-        try:
-            found = Recorder.open(base, self._directory).record(run_id, "artifacts").artifacts.values()
-            return urls <= {it.path for it in found if it.stored and it.stored.are_there()}
-        except TrackerError:
-            return False
-
-    def _has_results(self, result: StageResult) -> bool:
-        """Tell whether the results that the stage recorded are still there.
-
-        The run ids of a pipeline run are listed in one request and remembered, so that a store is asked once for each
-        earlier run, not for each stage. A store that does not answer counts as empty.
-        """
-        base, run_id = result.tracker_base, result.run_id
-        if not result.results or run_id is None or base is None:
-            return True
-        place = base, run_id.partition("/")[0]
-        if place not in self._recorded:
-            try:
-                self._recorded[place] = frozenset(Recorder.open(base, self._directory).keys(place[1]))
-            except TrackerError:
-                self._recorded[place] = frozenset()
-        return run_id in self._recorded[place]
 
 
 def _paths(result: StageResult) -> list[str]:

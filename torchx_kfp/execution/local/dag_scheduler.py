@@ -24,7 +24,7 @@ from typing import Any
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local.attempt import Attempt, RunContext, key_in_cache, plan_attempt
-from torchx_kfp.execution.local.cache import EarlierResults, input_digest
+from torchx_kfp.execution.local.cache import Cache, input_digest
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
     LoopProgress,
@@ -109,15 +109,27 @@ class Scheduler:
         context: RunContext,
         lines: StageLines,
         listener: Listener,
-        earlier: EarlierResults,
+        reusable: Mapping[str, StageResult],
+        cache: Cache | None,
     ) -> None:
+        """Prepare the run.
+
+        Args:
+            pipeline: its pipeline.
+            context: what its stages share.
+            lines: gets the output of its stages.
+            listener: gets its events.
+            reusable: how those stages of the run that it resumes ended that are kept if their inputs are the same.
+            cache: the cache of all runs; None if it is not used.
+        """
         self._pipeline = pipeline
         self._context = context
         self._options = options = context.options
         self._time_limit = options.timeout if options.timeout is not None else time_limit(pipeline.platform)
         self._lines = lines
         self._listener = listener
-        self._earlier = earlier
+        self._reusable = reusable
+        self._cache = cache
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
         self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
         #: What to do and when: tasks begin, DAGs are closed; first of all, signals and a failure end the run.
@@ -373,7 +385,7 @@ class Scheduler:
             pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
             plan = plan_attempt(run, self._context, pod_name)
             run.input_digest = input_digest(plan.inputs)
-            run.cache_key = key_in_cache(plan, run, self._context) if self._earlier.has_cache else ""
+            run.cache_key = key_in_cache(plan, run, self._context) if self._cache is not None else ""
         except Exception as error:  # whatever it is, other tasks go on
             self._fail(run, error)
             return None
@@ -381,12 +393,18 @@ class Scheduler:
 
     def _recall(self, run: TaskRun) -> bool:
         """Tell whether the stage need not run, and if so, end it with its earlier result."""
-        kept = self._earlier.kept(run.name, run.input_digest)
-        with self._earlier.taking():
-            known = kept or self._earlier.cached(run.name, run.task.name, run.input_digest, run.cache_key)
-            if known is not None:
-                self._end(run, known, kept=kept is not None)
-        return known is not None
+        kept = self._reusable.get(run.name)
+        if kept is not None and kept.key == run.input_digest:
+            self._end(run, kept, kept=True)
+            return True
+        if self._cache is None or not run.cache_key:
+            return False
+        with self._cache.taking():
+            found = self._cache.get(run.cache_key)
+            if found is not None:
+                found = dataclasses.replace(found, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time())
+                self._end(run, dataclasses.replace(found, name=run.name, task=run.task.name, key=run.input_digest))
+        return found is not None
 
     def _start(self, run: TaskRun, plan: AttemptPlan) -> None:
         self._attempts[run.name] += 1
@@ -446,7 +464,8 @@ class Scheduler:
             self._later(delay, lambda: self._try_again(run))
             return
         self._end(run, result)
-        self._earlier.store(run.cache_key, self._results[run.name])
+        if self._cache is not None and run.cache_key:
+            self._cache.put(run.cache_key, self._results[run.name])
 
     def _fail(self, run: TaskRun, error: Exception) -> None:
         """End a task that cannot begin. The error must not end other tasks."""
@@ -496,8 +515,8 @@ class Scheduler:
                 nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
                 self._report(dataclasses.replace(end, state=State.CANCELED, reason=why, **nothing))
             canceled |= bool(waiting)
-            for end in self._earlier.executions(stage.name) if state is State.NOT_RUN else ():
-                if end.name not in self._results:
+            for name, end in self._reusable.items() if state is State.NOT_RUN else ():
+                if name not in self._results and is_execution(name, stage.name):
                     self._report(end, kept=True)
             # In another try of a nested pipeline, what failed in an earlier one may not run.
             known = self._results.get(stage.name)

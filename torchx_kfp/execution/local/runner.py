@@ -16,7 +16,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
-from torchx_kfp.execution.local.cache import Cache, EarlierResults
+from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.dag_scheduler import Scheduler
 from torchx_kfp.execution.local.executors.container import ContainerExecutor
 from torchx_kfp.execution.local.executors.engine import find_engine
@@ -262,14 +262,14 @@ def _execute(
         state.on_event(event)
         watch.on_event(event)
 
-    cache = Cache(folder.parent / CACHE_FOLDER) if context.options.cache else None
+    options = context.options
+    cache = Cache(folder.parent / CACHE_FOLDER, run_id, options.directory) if options.cache else None
     reusable = prepared.plan.reusable if prepared.plan is not None else {}
     reusable = {name: with_log(end) for name, end in reusable.items()}
-    earlier = EarlierResults(run_id, reusable, cache, context.options.directory)
     not_applied = find_not_applied(pipeline, arguments, context.given, context.containers)
     started = time.monotonic()
     lines = StageLines(watch)
-    scheduler = Scheduler(pipeline, context, lines, listener, earlier)
+    scheduler = Scheduler(pipeline, context, lines, listener, reusable, cache)
     with awaitable_processes(), ending_signals(scheduler.interrupt):
         try:
             listener(
