@@ -53,40 +53,6 @@ def one_of_artifacts(side: str = "tails") -> str:
     return read(data=dsl.OneOf(heads.outputs["out"], tails.outputs["out"])).output
 
 
-@case(outputs={"Output": "else"})
-def one_of_as_output(side: str = "tails") -> str:
-    with dsl.If(side == "heads"):
-        first = echo(text="if")
-    with dsl.Else():
-        second = echo(text="else")
-    return dsl.OneOf(first.output, second.output)
-
-
-@case(artifacts={"Output": "else"})
-def one_of_artifacts_as_output(side: str = "tails") -> dsl.Dataset:
-    with dsl.If(side == "heads"):
-        first = make(text="if")
-    with dsl.Else():
-        second = make(text="else")
-    return dsl.OneOf(first.outputs["out"], second.outputs["out"])
-
-
-@case(
-    arguments={"x": 5, "side": "heads"},
-    stages={"echo": "skipped", "echo-2": {"Output": "5 heads"}, "echo-3": "skipped", "echo-4": "skipped"},
-)
-def in_each_other(x: int, side: str):
-    with dsl.If(x < 5):
-        echo(text="low")
-    with dsl.Else():
-        with dsl.If(side == "heads"):
-            echo(text=f"{x} {side}")
-        with dsl.Elif(side == "tails"):
-            echo(text="tails")
-        with dsl.Else():
-            echo(text="edge")
-
-
 @case(
     outputs={"Output": "c"},
     stages={"echo": "skipped", "echo-2": "skipped", "echo-3": {"Output": "c"}},

@@ -63,15 +63,6 @@ def handler_that_fails():
 
 
 @case(
-    arguments={"text": "given"},
-    stages={"echo": {"out": "given"}, "echo-2[0]": {"out": "a"}, "echo-2[1]": {"out": "b"}},
-)
-def around_a_loop(text: str):
-    with dsl.ExitHandler(echo(text=text)), dsl.ParallelFor(["a", "b"]) as word:
-        echo(text=word)
-
-
-@case(
     stages={"echo": {"out": "exit"}, "echo-2": "skipped", "echo-3": {"out": "else"}},
 )
 def around_branches(x: int = 1):

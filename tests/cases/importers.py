@@ -36,12 +36,6 @@ def from_parameters(uri: str, rows: int) -> str:
     return describe(data=imported.output).output
 
 
-@case(missing="a file of this machine", outputs={"Output": "imported\n"})
-def from_an_output() -> str:
-    uri = echo(text=str(HERE))
-    return read(data=dsl.importer(artifact_uri=uri.output, artifact_class=dsl.Dataset).output).output
-
-
 @case(
     missing="a bucket of Google's",
     stages={"write[0]": {"out": "gs://bucket/a"}, "describe[1]": {"Output": "gs://bucket/b [] Dataset"}},
@@ -77,15 +71,3 @@ def artifact_from_an_output() -> str:
 )
 def artifact_from_a_parameter(uri: str) -> str:
     return describe(data=artifact_from_uri(uri, dsl.Dataset, metadata={"source": "web"})).output
-
-
-@case(
-    missing="credentials for a bucket",
-    stages={
-        "describe[0]": {"Output": "gs://bucket/a [] Dataset"},
-        "describe[1]": {"Output": "gs://bucket/b [] Dataset"},
-    },
-)
-def artifacts_in_a_loop():
-    with dsl.ParallelFor(["gs://bucket/a", "gs://bucket/b"]) as uri:
-        describe(data=artifact_from_uri(uri, dsl.Dataset))

@@ -50,12 +50,6 @@ def fan_in_of_nothing() -> int:
     return total(numbers=dsl.Collected(doubled.output)).output
 
 
-@case(stages={"write[0]": {"out": "a"}, "write[1]": {"out": "2"}})
-def over_fields_in_containers():
-    with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "2", "n": 2}]) as item:
-        write(text=item.label)
-
-
 @case(refused="KFP's compiler has lost it")
 def over_fields_in_text():
     with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "b", "n": 2}]) as item:
@@ -132,13 +126,6 @@ def one_behind_another(xs: List[int]) -> int:
 def one_at_a_time_is_alone():
     with dsl.ParallelFor(["a", "b", "c"], parallelism=1):
         shell(script='mkdir alone && sleep 0.1 && rmdir alone && printf alone > "$0"')
-
-
-@case(outputs={"Output": "x+yy"})
-def collected_artifacts() -> str:
-    with dsl.ParallelFor(["x", "yy"]) as text:
-        made = make(text=text)
-    return read_all(data=dsl.Collected(made.outputs["out"])).output
 
 
 @component

@@ -51,16 +51,6 @@ def with_a_loop_inside() -> str:
     return join(words=loop_inside(words=["a", "b"]).output).output
 
 
-@case(
-    outputs={"Output": "a"},
-    stages={"loop-inside[0]/echo[0]": {"Output": "a"}, "loop-inside[1]/echo[1]": {"Output": "b"}},
-)
-def a_loop_inside_in_a_loop() -> str:
-    with dsl.ParallelFor([1, 2]):
-        loop_inside(words=["a", "b"])
-    return echo(text="a").output
-
-
 @dsl.pipeline
 def choose(side: str) -> str:
     with dsl.If(side == "heads"):

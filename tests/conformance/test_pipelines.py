@@ -15,7 +15,7 @@ from tests.conformance.suite import Suite
 #: of stages, and those that end in an unusual way.
 FEW = (
     "conditions.collected_from_branches",
-    "conditions.in_each_other",
+    "conditions.one_of_in_one_of",
     "conditions.what_reads_a_skipped_stage_is_skipped",
     "examples.hello",
     "examples.sized",

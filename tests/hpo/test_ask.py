@@ -234,14 +234,3 @@ def test_an_optimizer_that_does_not_fit(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(SystemExit, match=says("torchx-kfp: ", *facts)):
         search(optimizer=optimizer, image="i").ask("ask-1")
-
-
-@pytest.mark.parametrize("store", ["memory", pytest.param("s3", marks=pytest.mark.s3)])
-def test_the_program_on_a_store_without_folders(
-    store: str, search: Callable[..., Pipeline], request: pytest.FixtureRequest
-) -> None:
-    place = "memory://hpo-ask" if store == "memory" else str(request.getfixturevalue("s3_base"))
-    it = search(place, rounds=1)
-    asked = it.ask("ask-1").metadata()["trials"]
-    trials = [it.trial(number, loss=number) for number in range(3)]
-    assert it.ask("best", "ask-1", *trials).results() == {**asked[0], "loss": 0.0, "trial": "run/train/0"}
