@@ -85,4 +85,4 @@ def test_the_items_of_all_loops_are_limited(execute, execute_failing):
     reasons = {stage.reason for stage in result.stages if stage.state == "failed"}
     told = "loops over 3 items, but all loops of a run together may have 7"
     assert any(told in reason for reason in reasons), reasons
-    assert any("--max-items" in reason for reason in reasons)
+    assert any("max_items of local.run" in reason for reason in reasons)

@@ -308,7 +308,7 @@ class Scheduler:
         if self._items > self._options.max_items:
             raise ValueError(
                 f"loops over {len(items):,} items, but all loops of a run together may have "
-                f"{self._options.max_items:,}. Raise the limit with --max-items (max_items), or let each stage process "
+                f"{self._options.max_items:,}. Raise the limit, max_items of local.run, or let each stage process "
                 "several items"
             )
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,30 +30,8 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
     from torchx_kfp.execution.runs.resume_plan import EarlierRun
 
-_DOCKER = "--docker"
-# Matches the name of a stage, as KFP makes it. The name of a file has a dot, and a colon if a pipeline is selected.
-_STAGE = re.compile(r"[^-.:][^.:]*")
 
-
-class ContainerCommand(click.Command):
-    """A command with the option ``--docker [STAGE]``, after which click alone would always expect a value."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _with_values(args))
-
-
-def _with_values(words: Sequence[str]) -> list[str]:
-    """Return the words, with an empty value for each ``--docker`` that is not followed by a stage's name."""
-    found: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        if word == "--":
-            return [*found, *words[len(found) :]]
-        has_value = word != _DOCKER or _STAGE.fullmatch(following)
-        found.append(word if has_value else f"{_DOCKER}=")
-    return found
-
-
-@click.command("run", cls=ContainerCommand)
+@click.command("run")
 @target_argument("FILE[:NAME]|YAML|COMPONENT", required=False)
 @input_options(
     "DIR|URL",
@@ -78,12 +55,6 @@ def _with_values(words: Sequence[str]) -> list[str]:
     type=click.IntRange(1),
     help="The number of stages that may run at once.  [default: twice the number of CPUs, and at least 4]",
 )
-@click.option(
-    "--max-items",
-    metavar="N",
-    type=click.IntRange(1),
-    help="The number of items that all loops of the run may have.  [default: 10000]",
-)
 @click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
 @click.option("--no-cache", is_flag=True, help="Run every stage, even if an earlier run has its outputs.")
@@ -97,14 +68,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
     metavar="DIR",
     help="The directory to use as KFP's workspace, which stages share.  [default: in the run's folder]",
 )
-@click.option(
-    "--docker",
-    "stages",
-    metavar="[STAGE]",
-    multiple=True,
-    help="Run all stages in containers of their images, with Docker or Podman; with STAGE, only this stage. May be "
-    "given several times.",
-)
+@click.option("--docker", is_flag=True, help="Run stages in containers of their images, with Docker or Podman.")
 @click.option(
     "--env",
     metavar="NAME",
@@ -120,7 +84,6 @@ def run_command(
     inputs: RunInputs,
     name: str | None,
     output_dir: str | None,
-    stages: tuple[str, ...],
     view: ViewOptions,
     flags: Flags,
     **options: Any,
@@ -150,11 +113,9 @@ def run_command(
     # None means the default.
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None
-    # An option without a stage means all stages.
-    options["docker"] = True if "" in stages else stages
     earlier = inputs.read_resumed(folder, flags)
     if earlier is not None and target.word is None:
-        options |= {option: value for option, value in earlier.options.items() if not options[option]}
+        options |= {option: value for option, value in earlier.options.items() if not options.get(option)}
     prepared = _prepare(target, inputs, folder, options, earlier)
     if inputs.dry_run:
         if name:
