@@ -1,12 +1,11 @@
 """Draw a run as lines that fit a terminal: a pure function, so that tests can draw any moment at any size.
 
-If there is no room for all stages, running and failed ones come first, then those that come next, and those that have
-just ended. The rest becomes a line of counts.
+If there is no room for all stages, running and failed ones come first, then those that come next. The rest becomes a
+line of counts.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +42,7 @@ class _Row:
     #: Returns the text next to the name; called only for rows that are shown.
     detail: Callable[[], Text]
     #: The rows of the smallest rank are shown first.
-    rank: tuple[int, float]
+    rank: int
     time: str = ""
     is_iteration: bool = False
     #: The states of a task's stages.
@@ -146,7 +145,7 @@ def _rows(run: RunState, tails: Tails, now: float, has_bars: bool) -> Iterator[_
             yield _stage_row(tails, next(iter(task.stages.values()), unheard), now, counts)
             continue
         state = state_of_all(counts)
-        row = _Row(task.path, state, partial(_several, counts, has_bars), _rank(state, math.inf), counts=counts)
+        row = _Row(task.path, state, partial(_several, counts, has_bars), min(map(_rank, counts)), counts=counts)
         if task.started_at is not None:
             is_active = bool(task.active)
             row.time = duration((now if is_active else task.ended_at) - task.started_at, whole=is_active)
@@ -155,12 +154,12 @@ def _rows(run: RunState, tails: Tails, now: float, has_bars: bool) -> Iterator[_
         failed = list(task.by_state[State.FAILED].values())
         for stage in (*task.active, *stuck[:_FAILED], *failed[-_FAILED:]):
             inner = _stage_row(tails, stage, now, {})
-            inner.rank, inner.is_iteration = (inner.rank[0] + 1, inner.rank[1]), True
+            inner.is_iteration = True
             yield inner
 
 
 def _stage_row(tails: Tails, stage: StageState, now: float, counts: Mapping[State, int]) -> _Row:
-    rank = _rank(State.RETRYING if stage.is_stuck else stage.state, stage.ended_at)
+    rank = _rank(State.RETRYING if stage.is_stuck else stage.state)
     row = _Row(stage.name, stage.state, partial(_detail, stage, now), rank, counts=counts)
     if stage.state.is_active:
         row.time = duration(now - (stage.started_at or now), whole=True)
@@ -194,10 +193,10 @@ def _detail(stage: StageState, now: float) -> Text:
     return Text.assemble((result.reason, style), attempts)
 
 
-def _rank(state: State, ended_at: float) -> tuple[int, float]:
-    if state.is_active or state.is_pending:
-        return 0 if state.is_active else 4, 0
-    return 2 if state is State.FAILED else 5 if state.is_success else 6, -ended_at
+def _rank(state: State) -> int:
+    if state.is_over:
+        return 1 if state is State.FAILED else 3
+    return 0 if state.is_active else 2
 
 
 def _label(row: _Row) -> Text:

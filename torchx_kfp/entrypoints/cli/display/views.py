@@ -24,10 +24,8 @@ from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.watch import Terminal, Watch, messages
 
-#: Seconds between two pictures while something happens, and while only time passes.
-INTERVAL, IDLE = 0.2, 1.0
-#: Drawing may take one part in this many of the time.
-_SHARE = 20
+#: Pictures per second.
+_RATE = 4
 
 
 def view_of(run: RunState, options: ViewOptions) -> View:
@@ -65,7 +63,7 @@ class View(Watch):
     def on_event(self, event: Event) -> None:
         self.run.on_event(event)
 
-    def shown(self) -> contextlib.AbstractContextManager[None]:
+    def shown(self) -> contextlib.AbstractContextManager[object]:
         """Return a context to be entered for the time of the run."""
         return contextlib.nullcontext()
 
@@ -169,17 +167,13 @@ class LiveView(View):
         self._console = _Console(terminal, colors=colors)
         # Two threads change the run and a third one reads it, which must not block them while it writes.
         self._lock = threading.Lock()
-        self._changed = False
-        self._live = Live(console=self._console, get_renderable=self._draw, auto_refresh=False, transient=True)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="view", daemon=True)
+        self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=_RATE, transient=True)
 
     def on_event(self, event: Event) -> None:
         with self._lock:
             self.run.on_event(event)
             if isinstance(event, StageFinished):
                 self._output.forget(event.result.name)
-            self._changed = True
         for line in messages(event) if isinstance(event, RunStarted | PipelineRetried) else ():
             self._console.print(Text.from_ansi(clean(line, colours=True)), soft_wrap=True)
 
@@ -187,35 +181,17 @@ class LiveView(View):
         with self._lock:
             for line in lines:
                 self._output.on_line(stage, line)
-            self._changed = True
 
     def on_unfinished(self, stage: str, line: str) -> None:
         with self._lock:
             self._output.on_unfinished(stage, line)
-            self._changed = True
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
+    def shown(self) -> contextlib.AbstractContextManager[object]:
         """Show the picture while the block runs, and then remove it."""
-        with self._live:
-            self._thread.start()
-            try:
-                yield
-            finally:
-                self._stop.set()
-                self._thread.join()
-
-    def _run(self) -> None:
-        drawn, size, cost = 0.0, None, 0.0
-        while not self._stop.wait(max(INTERVAL, _SHARE * cost)):
-            now, new_size = time.monotonic(), self._console.size
-            if self._changed or new_size != size or now - drawn >= IDLE:
-                self._live.refresh()
-                drawn, size, cost = now, new_size, time.monotonic() - now
+        return self._live
 
     def _draw(self) -> Text:
         with self._lock:
-            self._changed = False
             # Leave a column and two lines free: for the cursor, and for the ^C that a terminal shows.
             width, height = max(1, self._console.width - 1), max(1, self._console.height - 2)
             lines = frame(self.run, self._output.tail, width, height, time.time())
