@@ -112,6 +112,9 @@ def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
         f"{first}/train/train-1_1": {"x": 0.25},
         f"{second}/train/train-1_1": {"x": 0.125},
     }
+    for stage, run_id in {"train[0]": first, "train[1]": second}.items():
+        shown = call("show", f"{second}/{stage}", "--json").stdout
+        assert json.loads(shown)["run_id"] == f"{run_id}/train/train-1_1"
     assert results_in(call("results", "--tracker-base", "base", f"{second}/train/train-1_1", "--json").stdout) == {
         f"{second}/train/train-1_1": {"x": 0.125}
     }
@@ -121,7 +124,7 @@ def test_from_another_folder_and_of_another_base(call: Call, project: Path, monk
     monkeypatch.chdir(project)
     runs = [run(two, {"tracker_base": "base", "lr": lr}, watch=Watch()).run_id for lr in (0.5, 0.25, 0.25)]
     other = [run(two, {"tracker_base": "other", "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
-    assert "has recorded no results under base" in call("results", "--tracker-base", "base", other).stderr
+    assert "has recorded nothing under base" in call("results", "--tracker-base", "base", other).stderr
     os.rename(project / "local_outputs", project / "elsewhere")
     unknown = call("results", "--tracker-base", "base", runs[2])
     assert (unknown.returncode, unknown.stdout) == (2, "")

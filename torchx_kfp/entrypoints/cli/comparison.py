@@ -109,8 +109,8 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
         for name, curve in record.steps.items():
             for kind, point in {"last": curve.last, "min": curve.min, "max": curve.max}.items():
                 yield stage, kind, name, point.value
-    for real, key in chosen.cached.items():
-        yield parts(key).get("stage", ""), "cached", "state", real.partition("/")[0]
+    for key in chosen.cached & {*keys}:
+        yield parts(key).get("stage", ""), "cached", "state", key.partition("/")[0]
 
 
 def _whole(value: Any) -> Any:

@@ -206,7 +206,7 @@ class Lookup:
 
         record = source.read()
         recorder = open_recorder(self.base or self.base_of(record))
-        return Recorded(recorder, "/".join(filter(None, [record.run_id, _key_of(record, part)])), record)
+        return Recorded(recorder, "/".join(filter(None, [record.run_id, part])), record)
 
     def view(self, source: RunSource) -> RunView:
         """Return a run as its report shows it, with the tracker base that the user has named, if it needs that."""
@@ -260,13 +260,6 @@ def finds_runs(*, recorded: bool = False) -> Decorator:
 
     options = [output_dir_option, host_options]
     return gathered("lookup", Lookup, *([tracker_base_option] if recorded else []), *options)
-
-
-def _key_of(record: RunRecord, part: str) -> str:
-    """Return the part of run ids for a stage that tables name ``train[1]`` or ``inner/train``, and what is below it."""
-    within = (end for end in record.run.ends if f"{part}/".startswith(f"{end.name}/") and {*end.name} & {*"[/"})
-    end = max(within, key=lambda end: len(end.name), default=None)
-    return f"{end.run_id.partition('/')[2]}{part[len(end.name) :]}" if end is not None and end.run_id else part
 
 
 def say_latest(word: str, run_id: str) -> None:

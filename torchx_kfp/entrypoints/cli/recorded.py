@@ -64,14 +64,13 @@ class Chosen:
     Attributes:
         name: the full name of the run, or of the part of a run.
         keys: its run ids.
-        cached: the run ids that cached results would have in this run, by the run ids with which an earlier run has
-            recorded them.
+        cached: those of them with which an earlier run has recorded what the run took from the cache.
         labels: what is shown in place of run ids, if anything is.
     """
 
     name: str
     keys: tuple[str, ...]
-    cached: Mapping[str, str] = field(default_factory=dict)
+    cached: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -139,7 +138,8 @@ class Recorded:
     def choose(self, known: Collection[str] | None = None) -> Chosen:
         """Find the run ids of the run, or of the part of it. A run that was found may have recorded nothing.
 
-        Cached stages are named on stderr.
+        A part is the beginning of what follows the run in a run id, or the name of stages that tables show. Cached
+        stages are named on stderr.
 
         Args:
             known: the run ids to choose from, by default ``recorded()``.
@@ -152,18 +152,28 @@ class Recorded:
             raise nothing(self.base, self.word)
         name, part = self._split(known)
         whole = f"{name}/{part}" if part else name
-        found = {key: key for key in known} | _taken_over(name, self._ended, known)
-        found = {key: found[key] for key in sorted(found) if f"{key}/".startswith(f"{name}/")}
-        if self.run is not None and not found:
+        rests = {key: key[len(name) + 1 :] for key in known if f"{key}/".startswith(f"{name}/")}
+        cached = {key: key.partition("/")[2] for key in known if key in self._ended and key not in rests}
+        rests = dict(sorted({**rests, **cached}.items(), key=lambda item: item[1]))
+        if self.run is not None and not rests:
             if part:
                 raise UnknownRunError(self.nothing_recorded(name))
             return Chosen(self.word, ())
-        chosen = {key: real for key, real in found.items() if f"{key}/".startswith(f"{whole}/")}
+        chosen = [key for key, rest in rests.items() if not part or self._is_part(part, rest, self._ended.get(key))]
+        # The execution of another stage, or of another run, may have the same name.
+        chosen = [key for key in chosen if part == self._ended.get(key) or key == whole] or chosen
         if not chosen:
-            raise self._unknown(list(found), name, part)
-        cached = {real: key for key, real in chosen.items() if key != real}
-        _say_cached(name, cached)
-        return Chosen(whole, tuple(last_attempts(self.recorder, chosen.values(), whole, self.stages)), cached)
+            raise self._unknown([f"{name}/{rest}" for rest in rests.values()], name, part)
+        taken = frozenset(cached.keys() & chosen)
+        _say_cached(name, [key for key in chosen if key in taken])
+        return Chosen(whole, tuple(last_attempts(self.recorder, chosen, whole, self.stages)), taken)
+
+    @staticmethod
+    def _is_part(part: str, rest: str, stage: str | None) -> bool:
+        from torchx_kfp.execution.pipeline.walk import is_execution
+
+        of_stage = stage is not None and (is_execution(stage, part) or stage.startswith(f"{part}/"))
+        return f"{rest}/".startswith(f"{part}/") or of_stage
 
     def _split(self, known: Sequence[str]) -> tuple[str, str]:
         """Return the id of the pipeline run, and what follows it in the word."""
@@ -200,15 +210,15 @@ class Recorded:
             return word
         return Recorded(self.recorder, word).choose(self.recorder.last_written()).name
 
-    def nothing_recorded(self, name: str, nothing: str = "nothing") -> str:
+    def nothing_recorded(self, name: str) -> str:
         """Return the sentence that the run, or the part with this run id, has recorded nothing, and why."""
         part = self.word.removeprefix(name)
         run = titled(self.name.removesuffix(part), name)
         ends = [] if self.run is None else self.run.run.ends
         if cached := [end.name for end in ends if end.state is State.CACHED and not end.run_id]:
             stages = printable(listed(cached, 20))
-            return f"{run} has recorded {nothing}: {stages} came from KFP's cache, and KFP does not say from which run."
-        return f"{run} has recorded {nothing} under {printable(self.base)}."
+            return f"{run} has recorded nothing: {stages} came from KFP's cache, and KFP does not say from which run."
+        return f"{run} has recorded nothing under {printable(self.base)}."
 
     def _unknown(self, there: Sequence[str], name: str = "", part: str = "") -> UnknownRunError:
         """Return the error for a missing run, or a missing part of one, with those that exist, the most similar first.
@@ -231,11 +241,11 @@ class Recorded:
         )
 
 
-def _say_cached(run: str, cached: Mapping[str, str]) -> None:
+def _say_cached(run: str, cached: Iterable[str]) -> None:
     """Say on stderr which stages of the run were cached, and which runs their results come from."""
     origins: dict[str, list[str]] = {}
-    for real, key in cached.items():
-        origins.setdefault(real.partition("/")[0], []).append(key.split("/")[1])
+    for key in cached:
+        origins.setdefault(key.partition("/")[0], []).append(key.split("/")[1])
     for origin, stages in origins.items():
         print_message(f"Cached in {printable(run)}: {listed(dict.fromkeys(stages), 20)}, from {printable(origin)}.")
 
@@ -249,19 +259,6 @@ def nothing(base: str, run: str | None = None) -> TorchxKfpError:
     """Return the error for a base without results."""
     kind = MissingResultsError if run is None else UnknownRunError
     return kind(f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?")
-
-
-def _taken_over(name: str, run_ids: Iterable[str], known: Collection[str]) -> dict[str, str]:
-    """Map the run ids that stages of earlier runs would have in this run to those with which they have recorded."""
-    found: dict[str, str] = {}
-    for run_id in run_ids:
-        run, _, rest = run_id.partition("/")
-        if run == name or run_id not in known:
-            continue
-        # An execution of this run, or of a second earlier run, may have the same name.
-        key = f"{name}/{rest}"
-        found[f"{key}-of-{run}" if key in found or key in known else key] = run_id
-    return found
 
 
 def _newest(recorder: Recorder) -> str | None:

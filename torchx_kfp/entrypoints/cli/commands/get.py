@@ -108,21 +108,17 @@ def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
     run, _, wanted = located.word.partition("/")
     name, found = _read(dataclasses.replace(located, word=run))
     by_name: dict[str, list[tuple[str, Artifact]]] = {}
-    short = []
     for run_id, artifact in found:
         # A key that an application has chosen itself need not have a stage and an execution.
-        stage, _, execution = run_id.partition("/")[2].partition("/")
-        for path in ((stage, artifact.name), *([(stage, execution, artifact.name)] if execution else ())):
-            by_name.setdefault("/".join(filter(None, path)), []).append((run_id, artifact))
-        short.append("/".join(filter(None, (stage, artifact.name))))
+        rest = run_id.partition("/")[2]
+        for stage in {rest.partition("/")[0], rest, located.stages.get(run_id, rest)}:
+            by_name.setdefault("/".join(filter(None, (stage, artifact.name))), []).append((run_id, artifact))
     matches = by_name.get(wanted, [])
     if not matches:
-        there = f"It has {listed(map(repr, dict.fromkeys(short)))}." if short else "It has none."
-        if not wanted:
-            raise ArgumentError(f"Name an artifact of {name}: {name}/STAGE/NAME. {there}")
-        raise ArgumentError(
-            f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, by_name)} {there}"
-        )
+        short = (f"{run_id.partition('/')[2].partition('/')[0]}/{artifact.name}" for run_id, artifact in found)
+        there = listed(map(repr, dict.fromkeys(short))) or "none"
+        wrong = f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, by_name)}"
+        raise ArgumentError(f"{wrong if wanted else f'Name an artifact of {name}: {name}/STAGE/NAME.'} It has {there}.")
     if len(matches) > 1:
         run_ids = listed(f"{run_id.partition('/')[2]}/{artifact.name}" for run_id, artifact in matches)
         raise ArgumentError(f"{word!r} means {len(matches)} artifacts: {run_ids}. Name one of them.")

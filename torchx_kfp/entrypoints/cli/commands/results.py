@@ -30,7 +30,7 @@ from torchx_kfp.entrypoints.cli.recorded import (
     parts,
     titled,
 )
-from torchx_kfp.errors import ArgumentError, MissingResultsError, TorchxKfpError
+from torchx_kfp.errors import ArgumentError, MissingResultsError
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunSummary
@@ -108,7 +108,7 @@ def results_command(
         recorder, chosen = _of_schedule(schedule, lookup)
     elif run is not None:
         [located] = lookup.locate(run)
-        recorder, chosen = located.recorder, _chosen(located)
+        recorder, chosen = located.recorder, located.choose(located.recorded(results=True))
     else:
         base = lookup.base or usual_base(lookup.output_dir)
         if base is None:
@@ -123,7 +123,7 @@ def results_command(
     for sort in reversed(sorts if rows else ()):
         rows = _sorted(rows, sort)
     if located is not None and not chosen.keys:
-        print_message(located.nothing_recorded(chosen.name, "no results"))
+        print_message(located.nothing_recorded(chosen.name))
     elif not rows:
         print_message(f"None of {counted(len(chosen.keys), 'run id')} matches.")
     if as_csv:
@@ -161,20 +161,13 @@ def _read(recorder: Recorder, chosen: Chosen, named: Mapping[str, str], stages: 
     ]
 
 
-def _chosen(located: Recorded) -> Chosen:
-    known = located.recorded(results=True)
-    if not known and located.run is None:
-        raise _nothing(located.recorder, located.word)
-    return located.choose(known)
-
-
 def _all(recorder: Recorder) -> Chosen:
     """Return all run ids under a tracker base, without those of replays."""
     from torchx_kfp.tracking.store import pipeline_run
 
     known = recorder.keys()
     if not known:
-        raise _nothing(recorder)
+        raise nothing(recorder.tracker_base)
     if replays := recorder.replays_among(known):
         runs = sorted({pipeline_run(key) for key in replays})
         names = printable(listed(runs))
@@ -186,15 +179,6 @@ def _all(recorder: Recorder) -> Chosen:
         print_message(f"Left out: {counted(len(runs), 'replay')}. Name {which} to see its results: {names}.")
     keys = [key for key in known if key not in replays]
     return Chosen("", tuple(last_attempts(recorder, keys, recorder.tracker_base)))
-
-
-def _nothing(recorder: Recorder, run: str | None = None) -> TorchxKfpError:
-    if not (others := recorder.run_ids()):
-        return nothing(recorder.tracker_base, run)
-    return MissingResultsError(
-        f"There are no results under {recorder.tracker_base!r}, only metadata, artifacts or sources of "
-        f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
-    )
 
 
 def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
@@ -312,18 +296,16 @@ def _print_csv(rows: Sequence[Row]) -> None:
 def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[str, str], *, as_json: bool) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 
-    # A cached stage is shown in the run that took it from the cache.
-    ids = {row["run_id"]: chosen.cached.get(row["run_id"], row["run_id"]) for row in rows}
-    runs = {parts(it).get("run") for it in ids.values()}
+    keys = [row["run_id"] for row in rows]
+    runs = {chosen.name.partition("/")[0] if row["run_id"] in chosen.cached else row["run"] for row in rows}
     run = None if chosen.labels or len(runs) != 1 else runs.pop()
     heading = "run of" if chosen.labels else "run id"
-    labels = chosen.labels or ids
+    labels = chosen.labels or dict(zip(keys, keys, strict=True))
     if run:
         # Stages have the names of all other tables, if the run itself is known.
-        heading = "stage" if named.keys() >= ids.keys() else "stage/execution"
+        heading = "stage" if named.keys() >= {*keys} else "stage/execution"
         labels = {
-            key: named.get(key, it[len(run) + 1 :]) + (" (cached)" if key in chosen.cached else "")
-            for key, it in ids.items()
+            key: named.get(key, key.partition("/")[2]) + (" (cached)" if key in chosen.cached else "") for key in keys
         }
 
     def column(result: str) -> Column:
