@@ -11,7 +11,6 @@ import difflib
 import io
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -118,21 +117,6 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
     return click.UsageError(f"{error.message.rstrip('.')}.{hint}", error.ctx)
 
 
-def _with_grammar(error: click.UsageError, context: click.Context) -> click.UsageError:
-    """Say what RUN is to those who give none, and name RUN/STAGE and --tracker-base to those who give one too many."""
-    item = error.param if isinstance(error, click.MissingParameter) else None
-    if item is not None and (item.metavar or str(item.name)).upper().startswith("RUN"):
-        return click.UsageError(f"{error.format_message()} Give a run, such as latest.", context)
-    if not re.search(r"unexpected extra arguments? \(.*\)$", error.message):
-        return error  # it is another mistake, or has a way out
-    sentences = [f"{error.message}."]
-    if "RUN[/STAGE" in context.command.get_usage(context):
-        sentences.append("A stage is named RUN/STAGE.")
-    if any("--tracker-base" in item.opts for item in context.command.params):
-        sentences.append("A tracker base is an option: --tracker-base.")
-    return click.UsageError(" ".join(sentences), context)
-
-
 @contextlib.contextmanager
 def _closed_streams() -> Iterator[None]:
     """Keep the exit code of click's own output (help and wrong calls) if the reader of a stream is gone."""
@@ -146,8 +130,6 @@ def _closed_streams() -> Iterator[None]:
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
             error = _explained(error)
-        elif isinstance(error, click.UsageError) and error.ctx is not None:
-            error = _with_grammar(error, error.ctx)
         try:
             error.show()
         except OSError:

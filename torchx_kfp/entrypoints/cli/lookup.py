@@ -6,7 +6,6 @@ A run is named by its id, the beginning or end of its id, its name, the URL of i
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.runs.record import RunRecord
     from torchx_kfp.execution.runs.source import RunSource
 
-#: A part of the URL of a run's page in KFP's UI.
-_PAGE_OF_RUN = "/runs/details/"
-
 
 @dataclass(frozen=True)
 class Lookup:
@@ -76,8 +72,8 @@ class Lookup:
         The whole id of a run on this machine means that run, even if the flags name a host.
 
         Args:
-            run: the run. ``latest`` is the newest on the host that the flags name, or else the newest on this machine
-                and on the host that is set up.
+            run: the run. ``latest`` is the newest on the host that the flags name, or else on this machine, or, without
+                runs there, on the host that is set up.
             changes: the command, if it changes the run or runs its code: a latest run on a host that the flags do not
                 name is refused.
             part: what follows the run in the word, for that message.
@@ -108,18 +104,10 @@ class Lookup:
         name = word
         if "://" not in word and not os.path.exists(word):
             parts = word.split("/")
-            # The path of a run's folder has slashes, and so have the names of stages, and of runs on a host.
+            # The path of a run's folder has slashes, and so have the names of stages.
             folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
             name = next(filter(os.path.isdir, folders), parts[0])
-        try:
-            return self.find(name, part=word[len(name) :], **reading), word[len(name) + 1 :]
-        except UnknownRunError:
-            if name != word:
-                with contextlib.suppress(UnknownRunError, HostError):
-                    source = self.find(word, **reading)
-                    source.read()
-                    return source, ""
-            raise
+        return self.find(name, part=word[len(name) :], **reading), word[len(name) + 1 :]
 
     def locate(self, *words: str) -> list[Recorded]:
         """Find runs, or parts of them, whose records are wanted: words ``RUN[/STAGE]``.
@@ -128,7 +116,6 @@ class Lookup:
         machine, or a host is named.
 
         Raises:
-            UsageError: a word is a tracker base.
             UnknownRunError: there is no such run.
             ArgumentError: a run has no tracker base, or several.
             TrackerBaseError: only pods have the tracker base, or only the run names it.
@@ -141,17 +128,16 @@ class Lookup:
         for word in words:
             is_here = is_run(Path(self.output_dir, word.partition("/")[0]))
             if self.base is None or is_here or names_host(self.flags):
-                found.append(self._located(word))
+                found.append(self.recorded(*self.find_part(word, reads="run ids")))
             else:
                 found.append(Recorded(open_recorder(self.base), word))
         return found
 
     def _anywhere(self, run: str, reading: dict[str, Any]) -> RunReader | HostRun:
-        from torchx_kfp.execution.pipeline.walk import LATEST
         from torchx_kfp.execution.runs.history import RunReader, find_run
 
         try:
-            folder = find_run(self.output_dir, run)
+            return RunReader(find_run(self.output_dir, run))
         except ArgumentError as error:
             kind: type[TorchxKfpError] = UnknownRunError
             if isinstance(error, AmbiguousRunError):
@@ -168,8 +154,6 @@ class Lookup:
                 kind = kind if kind is AmbiguousRunError else type(other)
                 raise kind(f"{error} And on the host: {other}") from None
             return source
-        newest = self._newer_on_host(folder) if run == LATEST else None
-        return RunReader(folder) if newest is None else self.on_host(newest, **reading)
 
     def on_host(self, run: str, **reading: Any) -> HostRun:
         """Find a run on the host; the arguments and errors are those of ``find``."""
@@ -177,28 +161,6 @@ class Lookup:
 
         host = connect(self.flags)
         return HostRun(host.connection, host.find(run), trusted_bases=[self.base or ""], **reading)
-
-    def _newer_on_host(self, folder: Path) -> str | None:
-        """Return the newest run on the host that is set up, if it is newer than the one in the folder."""
-        from torchx_kfp.execution.runs.history import created
-
-        try:
-            newest = next(connect(self.flags, is_patient=False).list(limit=1), None) if _is_host_known() else None
-        except HostError as error:
-            print_message(f"Only the runs on this machine were looked at: {error}")
-            return None
-        return None if newest is None or newest.created < created(folder) else newest.run_id
-
-    def _located(self, word: str) -> Recorded:
-        if "://" in word and _PAGE_OF_RUN not in word:
-            raise click.UsageError(f"{word!r} is not a run. A tracker base is an option: --tracker-base {word}.")
-        try:
-            source, part = self.find_part(word, reads="run ids")
-        except UnknownRunError as error:
-            if os.path.isdir(word) and not isinstance(error, AmbiguousRunError):
-                raise UnknownRunError(f"{error} If {word!r} is a tracker base: --tracker-base {word}.") from None
-            raise
-        return self.recorded(source, part)
 
     def recorded(self, source: RunSource, part: str = "") -> Recorded:
         """Return the records of a run, or of a part of it; the errors are those of ``base_of``."""
