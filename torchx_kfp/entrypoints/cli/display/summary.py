@@ -26,8 +26,6 @@ from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import ending_signals
 
-#: Returns sentences about the result of a run.
-Notes = Callable[[RunResult], Sequence[str]]
 #: On a terminal, up to this many iterations that ended alike have a row each.
 _ROWS = 10
 #: How many characters of an error are shown.
@@ -88,20 +86,11 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions) -> Ru
         return last.run.result()
 
     def notes(result: RunResult) -> list[str]:
+        if last.folder is not None:
+            return unread(result)
         return [*last.corrupt, *_cached(last, result), *([] if last.corrupt else unread(result))]
 
-    def next_steps(result: RunResult) -> str:
-        stages = [stage for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
-        if not stages:
-            return ""
-        failed = [stage.name for stage in stages]
-        ways = {"see the whole log": "logs", "run the stage here": "replay"}
-        stage = f"{result.run_id}/{failed[0]}"
-        lines = [f"To {what}: {this_command(how, stage, *words)}" for what, how in ways.items()]
-        return "\n".join([*lines, *_forgotten_code(result, last.arguments, "submitted")])
-
-    on_host: dict[str, Any] = {"notes": notes, "way_on": next_steps} if last.folder is None else {}
-    return summarize(follow, view, options, **on_host)
+    return summarize(follow, view, options, notes=notes, words=words)
 
 
 def _cached(record: RunRecord, result: RunResult) -> list[str]:
@@ -124,8 +113,8 @@ def summarize(
     view: View,
     options: ViewOptions,
     *,
-    notes: Notes | None = None,
-    way_on: Callable[[RunResult], str] | None = None,
+    notes: Callable[[RunResult], Sequence[str]] | None = None,
+    words: Sequence[str] = (),
     pipeline: str = "",
     workspace: str = "",
 ) -> RunResult:
@@ -136,16 +125,26 @@ def summarize(
         view: shows the run; its state is summarized if a signal ends the run.
         options: whether to print only the table and errors, and whether to leave out the table.
         notes: returns sentences about the table, which are printed below it. Default: ``unread``.
-        way_on: returns how to go on after a failure, as lines. Default: how to resume the run.
-        pipeline: the pipeline and the folder with its code that the user has named, for that.
+        words: the options with which commands find a run on a host again.
+        pipeline: the pipeline and the folder with its code that the user has named, to resume the run.
         workspace: see ``pipeline``.
 
     Raises:
         StageFailedError: the run failed.
     """
 
-    def sent() -> list[str]:
-        return sent_words(view.run.started.arguments if view.run.started else {}, pipeline, workspace)
+    def ways_on(result: RunResult) -> list[str]:
+        arguments = view.run.started.arguments if view.run.started else {}
+        if result.folder is None:
+            return _ways_on_host(result, arguments, words)
+        ways = _ways_to_resume(result.folder, sent_words(arguments, pipeline, workspace))
+        return [*_forgotten_code(result, arguments, "started"), *ways]
+
+    def end(result: RunResult) -> None:
+        if not options.as_json:
+            print_stages(result.stages)
+        for sentence in (notes or unread)(result):
+            print_message(sentence)
 
     try:
         with view.shown():
@@ -153,13 +152,12 @@ def summarize(
     except (KeyboardInterrupt, SystemExit) as ending:
         if view.run.started is not None:
             result = view.run.result()
-            _end(result, notes, as_json=options.as_json)
+            end(result)
             print_message(_interruption(result, ending))
             if not options.quiet and result.folder is not None:
-                print_message(f"Logs and outputs are in {result.folder}")
-                print_message(_way_on(result.folder, sent()))
+                print_message("\n".join([f"Logs and outputs are in {result.folder}", *ways_on(result)]))
         raise
-    _end(result, notes, as_json=options.as_json)
+    end(result)
     if not options.quiet:
         took = f"{result.state}, {duration(result.duration)}"
         place = result.link if result.folder is None else f"logs and outputs are in {result.folder}"
@@ -169,22 +167,25 @@ def summarize(
         bases = list(dict.fromkeys(str(stage.tracker_base) for stage in recorded))
         for base in bases:
             # A run on this machine knows its tracker base, and the results that its cached stages took.
-            words = ["--tracker-base", base]
+            place_words = ["--tracker-base", base]
             if result.folder is not None and len(bases) == 1:
-                words = output_dir_words(result.folder)
-            print_message(f"See the results again: {this_command('results', result.run_id, *words)}")
+                place_words = output_dir_words(result.folder)
+            print_message(f"See the results again: {this_command('results', result.run_id, *place_words)}")
         if not options.quiet and result.folder is not None:
             page = this_command("report", result.run_id, *output_dir_words(result.folder))
             print_message(f"Write the run as a page: {page}")
     if result.state is State.FAILED:
-        ways = ""
-        if not options.quiet and way_on is not None:
-            ways = way_on(result)
-        elif not options.quiet and result.folder is not None:
-            arguments = view.run.started.arguments if view.run.started else {}
-            ways = "\n".join([*_forgotten_code(result, arguments, "started"), _way_on(result.folder, sent())])
-        raise StageFailedError("\n".join(filter(None, [for_stderr(describe_failure(result, view.printed)), ways])))
+        failure = for_stderr(describe_failure(result, view.printed))
+        raise StageFailedError("\n".join([failure, *([] if options.quiet else ways_on(result))]))
     return result
+
+
+def _ways_on_host(result: RunResult, arguments: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
+    ways = {"see the whole log": "logs", "run the stage here": "replay"} if failed else {}
+    stages = [f"{result.run_id}/{name}" for name in failed[:1]]
+    lines = [f"To {what}: {this_command(how, *stages, *words)}" for what, how in ways.items()]
+    return [*lines, *(_forgotten_code(result, arguments, "submitted") if failed else [])]
 
 
 def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) -> list[str]:
@@ -197,24 +198,17 @@ def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) 
     return [f"The run was {done} without --workspace, so its stages had only the code {where}."]
 
 
-def _way_on(folder: Path, sent: Sequence[str]) -> str:
+def _ways_to_resume(folder: Path, sent: Sequence[str]) -> list[str]:
     command = this_command(*resume_words(folder))
     if sent:
-        return (
-            f"To resume it with the code as it is now: {this_command(*resume_words(folder, sent))}\n"
-            f"To resume it with the code that was sent with it: {command}"
-        )
-    return (
-        f"To resume it, with the pipeline that is in the run's folder: {command}\n"
-        "If you change the pipeline itself, run it again: unchanged stages come from the cache."
-    )
-
-
-def _end(result: RunResult, notes: Notes | None, *, as_json: bool) -> None:
-    if not as_json:
-        print_stages(result.stages)
-    for sentence in (notes or unread)(result):
-        print_message(sentence)
+        return [
+            f"To resume it with the code as it is now: {this_command(*resume_words(folder, sent))}",
+            f"To resume it with the code that was sent with it: {command}",
+        ]
+    return [
+        f"To resume it, with the pipeline that is in the run's folder: {command}",
+        "If you change the pipeline itself, run it again: unchanged stages come from the cache.",
+    ]
 
 
 def unread(result: RunResult) -> list[str]:
