@@ -168,16 +168,6 @@ def _forget(top: Path) -> None:
                 entry.unlink()
 
 
-def total_size(output_dir: str | os.PathLike[str], seconds: float) -> tuple[int, bool]:
-    """Return the bytes of all files in a folder, and whether there was time to count all of them."""
-    total, deadline = 0, time.monotonic() + seconds
-    for number, size in enumerate(_sizes(output_dir)):
-        total += size
-        if number % 256 == 0 and time.monotonic() > deadline:
-            return total, False
-    return total, True
-
-
 def _read_all(top: Path, *, sized: bool = True) -> list[StoredRun]:
     """Return all runs, the newest first, and then all replays."""
     replays = find_runs(top / REPLAYS) if (top / REPLAYS).is_dir() else []

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import counted, size_text
-from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out, this_command
+from torchx_kfp.common.text import counted
+from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
 from torchx_kfp.entrypoints.cli.flags import Duration, json_option, refuse_empty
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, lists_host, names_host
 from torchx_kfp.entrypoints.cli.run_description import run_as_json, run_columns, summary_as_json
@@ -20,13 +19,7 @@ from torchx_kfp.errors import ArgumentError, HostError
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.run_filter import RunFilter
-
-#: For no more running runs than this, the host is asked which stages cannot start.
-_MOST_LOOKED_INTO = 8
-#: The seconds in which the files of runs on this machine are counted.
-_COUNTING = 0.5
 
 
 @click.command("runs")
@@ -89,8 +82,6 @@ def runs_command(
         if is_on_host or (chosen != (State.INTERRUPTED,) and lists_host(lookup.flags)):
             host = connect(lookup.flags, is_patient=is_on_host)
             there = [summary_as_json(run, now) for run in host.list(where, limit=most)]
-            if is_on_host:
-                _look_into(host, there)
             messages.append(none.format(f"on {host.connection.name}"))
     except HostError as error:
         if is_on_host:
@@ -114,30 +105,6 @@ def runs_command(
         print_message("\n".join(messages))
         return
     print_rows(rows, run_columns(), as_json=as_json)
-    for row in () if as_json else rows:
-        for stage, why in (row["cannot_start"] or {}).items():
-            print_message(f"{row['run']}: {stage} cannot start: {why}.")
-    if here and not as_json:
-        _say_size(output_dir)
-
-
-def _look_into(host: Host, rows: Sequence[dict[str, Any]]) -> None:
-    """Add the stages of the newest running runs whose pods cannot start, and why."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from torchx_kfp.execution.host.run import HostRun
-
-    def stuck(run_id: str) -> dict[str, str]:
-        try:
-            record = HostRun(host.connection, run_id, reads="none", say=lambda sentence: None).read()
-        except HostError:
-            return {}
-        return {stage.name: stage.reason for stage in record.run.stages if stage.is_stuck}
-
-    running = [row for row in rows if row["state"] == str(State.RUNNING)][:_MOST_LOOKED_INTO]
-    with ThreadPoolExecutor(_MOST_LOOKED_INTO) as pool:
-        for row, found in zip(running, pool.map(stuck, [row["run"] for row in running]), strict=True):
-            row["cannot_start"] = found
 
 
 def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) -> list[dict[str, Any]]:
@@ -166,11 +133,3 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
         if where.selects(record.run.state, record.run_id, now - record.created):
             found.append(run_as_json(record))
     return found
-
-
-def _say_size(output_dir: str) -> None:
-    from torchx_kfp.execution.local.old_runs import total_size
-
-    size, is_whole = total_size(output_dir, _COUNTING)
-    takes = f"{'' if is_whole else 'more than '}{size_text(size)}"
-    print_message(f"{output_dir} takes {takes}. To remove old runs: {this_command('gc', '--output-dir', output_dir)}")
