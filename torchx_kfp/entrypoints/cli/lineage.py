@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,8 +20,6 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 from torchx_kfp.entrypoints.cli.recorded import earlier_attempts
 
 if TYPE_CHECKING:
-    from rich.tree import Tree
-
     from torchx_kfp.entrypoints.cli.recorded import Recorded
     from torchx_kfp.tracking import Lineage, Link, Result
     from torchx_kfp.tracking.recorder import Recorder
@@ -104,8 +103,6 @@ def runs_of(lineage: Lineage) -> list[str]:
 
 def _print_trees(lineage: Lineage, results: Results) -> None:
     """Print what the requested runs were made from, and what was made from them."""
-    from torchx_kfp.entrypoints.cli.display.tables import rendered
-
     asked = set(lineage.run_ids)
     above: _Branches = {}
     below: _Branches = {}
@@ -114,80 +111,58 @@ def _print_trees(lineage: Lineage, results: Results) -> None:
         # The first tree already has the links among the requested runs.
         if not asked.issuperset((link.source, link.run_id)):
             below.setdefault(link.source, []).append((link.run_id, link))
+    used = {link.source for link in lineage.links}
     makers = [run_id for run_id in lineage.run_ids if run_id in below]
-    trees = []
+    forests = [("Used by", below, makers)] if makers else []
     if not asked.isdisjoint(above) or not makers:
-        used = {link.source for link in lineage.links}
         ends = [run_id for run_id in lineage.run_ids if run_id not in used]
-        trees.append(("Made from", _Forest(above, results), [*ends, *lineage.run_ids]))
-    if makers:
-        trees.append(("Used by", _Forest(below, results), makers if trees else list(lineage.run_ids)))
-    for number, (heading, forest, run_ids) in enumerate(trees):
+        forests.insert(0, ("Made from", above, [*ends, *lineage.run_ids]))
+    for number, (heading, branches, run_ids) in enumerate(forests):
         if lineage.links:
             print_text("\n" * bool(number) + styled(heading, bold=True))
-        for root in forest.roots(run_ids):
-            print_text(rendered(forest.tree(root)))
-
-
-@dataclass
-class _Forest:
-    """Trees that show each run once."""
-
-    branches: _Branches
-    results: Results
-    shown: set[str] = field(default_factory=set)
-
-    def roots(self, run_ids: Iterable[str]) -> Iterator[str]:
-        """Yield the first of these runs, and those that are not below an earlier root."""
-        below: set[str] = set()
+        shown: set[str] = set()
         for root in run_ids:
-            if root in below:
-                continue
-            yield root
-            waiting = [root]
-            below.add(root)
-            for run_id in waiting:  # the list grows
-                found = {other for other, _ in self.branches.get(run_id, ())} - below
-                below |= found
-                waiting += found
+            if root not in shown:
+                print_text(_drawn(root, branches, shown, results))
 
-    def tree(self, root: str) -> Tree:
-        """Return the tree below a run."""
-        from rich.text import Text
-        from rich.tree import Tree
 
-        def grow(tree: Tree, run_id: str, level: int) -> None:
-            by_alias: dict[str | None, list[tuple[str, Link]]] = {}
-            for other, link in self.branches.get(run_id, ()):
-                by_alias.setdefault(link.alias, []).append((other, link))
-            for alias, links in by_alias.items():
-                for other, link in links[:_WIDTH]:
-                    again = other in self.shown
-                    new = tree.add(Text(self._label(other, root, link, again)))
-                    self.shown.add(other)
-                    if not again and level < _DEPTH:
-                        grow(new, other, level + 1)
-                    elif not again and self.branches.get(other):
-                        new.add(Text("... and more; --json shows all", style="dim"))
-                if len(links) > _WIDTH:
-                    of_alias = f" of {printable(alias)}" if alias else ""
-                    more = f"... and {len(links) - _WIDTH:,} more{of_alias}; --json shows all"
-                    tree.add(Text(more, style="dim"))
+def _drawn(root: str, branches: _Branches, shown: set[str], results: Results) -> str:
+    """Draw the runs below a run, each once: ``shown`` has those in earlier trees, and gets those in this one."""
+    from rich.text import Text
+    from rich.tree import Tree
 
-        whole = Tree(Text(self._label(root, root)))
-        self.shown.add(root)
-        grow(whole, root, 1)
-        return whole
+    from torchx_kfp.entrypoints.cli.display.tables import rendered
 
-    def _label(self, run_id: str, root: str, link: Link | None = None, again: bool = False) -> str:
-        from torchx_kfp.tracking.store import pipeline_run
+    def grow(tree: Tree, run_id: str, level: int) -> None:
+        found = branches.get(run_id, ())
+        counts: Counter[str | None] = Counter()
+        for other, link in found if level <= _DEPTH else ():
+            counts[link.alias] += 1
+            again = other in shown
+            shown.add(other)
+            if counts[link.alias] <= _WIDTH:
+                new = tree.add(Text(_label(other, root, results, link, again)))
+                if not again:
+                    grow(new, other, level + 1)
+        more = [
+            f"{count - _WIDTH:,} more of {alias or 'no alias'}" for alias, count in counts.items() if count > _WIDTH
+        ]
+        for text in more or (["more"] if found and level > _DEPTH else []):
+            tree.add(Text(f"... and {printable(text)}; --json shows all", style="dim"))
 
-        run = pipeline_run(root) if run_id != root else None
-        results = "(shown above)" if again else without_run(show_results(self.results.get(run_id, {})), run)
-        alias = f"{printable(link.alias)}: " if link and link.alias else ""
-        used = printable(
-            listed((f"{it.name} {it.path}".strip() for it in (link.artifacts if link else ())), _ARTIFACTS)
-        )
-        if used:
-            used = f"[{used}]" if link and link.named else f"({used})"
-        return "  ".join(filter(None, [alias + without_run(printable(run_id), run), results, used]))
+    whole = Tree(Text(_label(root, root, results)))
+    shown.add(root)
+    grow(whole, root, 1)
+    return rendered(whole)
+
+
+def _label(run_id: str, root: str, results: Results, link: Link | None = None, again: bool = False) -> str:
+    from torchx_kfp.tracking.store import pipeline_run
+
+    run = pipeline_run(root) if run_id != root else None
+    its = "(shown above)" if again else without_run(show_results(results.get(run_id, {})), run)
+    alias = f"{printable(link.alias)}: " if link and link.alias else ""
+    used = printable(listed((f"{it.name} {it.path}".strip() for it in (link.artifacts if link else ())), _ARTIFACTS))
+    if used:
+        used = f"[{used}]" if link and link.named else f"({used})"
+    return "  ".join(filter(None, [alias + without_run(printable(run_id), run), its, used]))
