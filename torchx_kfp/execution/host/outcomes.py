@@ -21,6 +21,7 @@ _BACK_OFF = re.compile(r'ImagePullBackOff: Back-off pulling image "[^"]*": (?=Er
 _OF_LAUNCHER = "of KFP's launcher"
 _STATUS = re.compile(r"exit status (\d{1,3})")
 #: The reasons of stages about whose end KFP says nothing.
+CANCELED = reasons.not_run(reasons.RUN_WAS_ENDED)
 _NO_END = "was running when KFP last reported it"
 NO_START = "was not run, as far as KFP has reported it"
 
@@ -61,7 +62,7 @@ def _end_with_run(progress: Progress, last: Node | None) -> tuple[State, str, fl
         return State.CANCELED, reasons.canceled_while_waiting(reasons.RUN_WAS_ENDED, exit_of(last)[1]), time
     if canceled:
         if last is None:
-            return State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time
+            return State.NOT_RUN, CANCELED, time
         return State.CANCELED, reasons.ended_with_the_run(), last.end or time
     return (State.NOT_RUN, NO_START, time) if last is None else (State.INTERRUPTED, _NO_END, time)
 

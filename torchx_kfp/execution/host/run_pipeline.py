@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,6 @@ class RunPipeline:
         places: its stages, and the groups around them.
         arguments: the values of its parameters.
         tracked: the tracked stages.
-        items: how many items loops have, as far as that is known.
         resumes: the id of the run that it resumes; empty if it resumes none.
         kept: the ends of the stages that it has kept of that run.
     """
@@ -37,7 +35,6 @@ class RunPipeline:
     places: Mapping[str, ScopedTask]
     arguments: Mapping[str, Any]
     tracked: Mapping[str, KnownStage]
-    items: Mapping[str, int]
     resumes: str = ""
     kept: tuple[StageResult, ...] = ()
 
@@ -72,7 +69,6 @@ class RunPipeline:
             {place.name: place for place, _ in places},
             arguments,
             tracked,
-            items={place.name: count for place, known in places if (count := _items(place, known)) is not None},
             resumes=resumed.resumes if resumed else "",
             kept=tuple(dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in ends),
         )
@@ -89,11 +85,3 @@ class RunPipeline:
 def given_arguments(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a run in v2beta1's answer."""
     return dict(as_object(run, "runtime_config", "parameters"))
-
-
-def _items(place: ScopedTask, known: Mapping[str, Any]) -> int | None:
-    """Return how many items a loop has, if that is known before it begins."""
-    if (loop := place.task.loop) is None:
-        return None
-    items = known.get(loop.from_input or "") if loop.raw is None else json.loads(loop.raw)
-    return len(items) if isinstance(items, list) else None

@@ -15,7 +15,7 @@ from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.outcomes import reason_of_workflow
 from torchx_kfp.execution.host.run_pipeline import RunPipeline, given_arguments
-from torchx_kfp.execution.host.stages import StageReader, Step
+from torchx_kfp.execution.host.stages import Phase, Place, StageReader, Step
 from torchx_kfp.execution.host.states import Period, Progress, read_progress
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
@@ -73,7 +73,7 @@ def _steps(
     """Yield the steps of the run and, in the period in which they were, those of its stages."""
     last = len(progress.periods) - 1
     for index, period in enumerate(progress.periods):
-        stages = [step for step in of_stages if step.at[0] == index]
+        stages = [step for step in of_stages if step.at.period == index]
         if index == last:
             stages = [*_carried(of_stages, progress), *stages]
         started = RunStarted(
@@ -84,16 +84,16 @@ def _steps(
             time=period.started_at,
             link=link,
         )
-        yield Step(RUN, (index, (), 0), started)
+        yield Step(RUN, Place(index, phase=Phase.STARTED), started)
         for end in pipeline.kept if pipeline is not None else ():
-            yield Step(end.name, (index, (), 0), StageFinished(end, kept=True, time=period.started_at))
+            yield Step(end.name, Place(index), StageFinished(end, kept=True, time=period.started_at))
         canceled = period.canceled_at
         before = [step for step in stages if canceled is None or step.event.time < canceled]
         yield from before
         if canceled is not None:
             has_replicas = pipeline is not None and any(map(pipeline.is_distributed, pipeline.places))
             grace = _GRACE_OF_REPLICAS if has_replicas else KFP_GRACE
-            yield Step(RUN, (index, (), 1), RunEnding(CANCELED_ON_KFP, grace, time=canceled))
+            yield Step(RUN, Place(index, phase=Phase.ENDING), RunEnding(CANCELED_ON_KFP, grace, time=canceled))
         yield from stages[len(before) :]
         if period.state.is_over:
             reason = _reason(run, period, stages, nodes, is_last=index == last)
@@ -102,18 +102,18 @@ def _steps(
             finished = RunFinished(
                 progress.run_id, period.state, time - period.started_at, reason=clean(reason), time=time
             )
-            yield Step(RUN, (index, (), 2), finished)
+            yield Step(RUN, Place(index, phase=Phase.ENDED), finished)
 
 
 def _carried(steps: Sequence[Step], progress: Progress) -> Iterator[Step]:
     """Yield the ends of stages that a retry of the run has kept, as steps of the last period."""
-    ends = {step.of: (step.at[0], step.event.result) for step in steps if isinstance(step.event, StageFinished)}
+    ends = {step.of: (step.at.period, step.event.result) for step in steps if isinstance(step.event, StageFinished)}
     last = len(progress.periods) - 1
     for name, (period, result) in ends.items():
         # Until the retry has removed what failed, the nodes are those of the period before.
         if period < last and (progress.is_over or result.state.is_success or result.state is State.SKIPPED):
             event = StageFinished(result, kept=result.state.is_success, time=progress.last.started_at)
-            yield Step(name, (last, (), 0), event)
+            yield Step(name, Place(last), event)
 
 
 def _reason(
