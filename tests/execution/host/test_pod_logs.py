@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.execution.host.answers_of_kfp import RECORDED, answer, manifest
+from tests.execution.host.answers_of_kfp import RECORDED, answer
 from tests.execution.host.scripted import Reply, Scripted, scripted, status
 from tests.facts import says
-from tests.s3 import S3Server
 from torchx_kfp.execution.host.connection import Connection, Timeouts
-from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
-from torchx_kfp.execution.host.nodes import ArchivedLog
 from torchx_kfp.execution.host.pod_logs import Cleaner, StageLogs
 from torchx_kfp.execution.host.settings import Settings
 
@@ -167,31 +162,12 @@ def test_a_command_to_copy_does_not_run_what_a_host_says(server: Scripted) -> No
     assert re.search(says("kubectl logs -n kubeflow '$(touch x)' -c main"), Log(server, "$(touch x)").why_not())
 
 
-def test_a_log_that_kfp_cannot_read_is_read_from_the_archive(
-    server: Scripted, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unreadable = answer("log-unreadable")
-    server.script = lambda request: Reply(unreadable)
-    pod = "recorded-jncvj-metadata-0-8-system-container-impl-2769273973"
-    nodes = read_manifest(manifest_of(manifest("failed"))).by_name.values()
-    archived = next(node.log for node in nodes if node.pod == pod)
-    assert archived is not None
-    store, place = fsspec.filesystem("s3"), f"{archived.bucket}/{archived.key}"
-    store.mkdir(archived.bucket)
-    store.pipe(place, f"{START}one\n{END}".encode())
-
-    def why_not(archived: ArchivedLog, *, is_over: bool = True) -> str:
-        return Log(server, archived=lambda pod: archived).why_not(is_over=is_over)
-
-    said = why_not(archived, is_over=False)
-    assert re.search(says("after the pod's end", "does not give it", "code=NotFound", "kubectl logs"), said)
-    assert Log(server, archived=lambda pod: archived).read_new(is_over=True) == b"one\n"
-    store.rm(place)
-    assert re.search(says("nor can", place, "FileNotFoundError", "kubectl logs"), why_not(archived))
-    for chained in (replace(archived, bucket="b::file:"), replace(archived, key=f"k::file://{__file__}")):
-        assert re.search(says("::file:", "not the URL of an object"), why_not(chained))
-    monkeypatch.delenv("AWS_ENDPOINT_URL")
-    assert re.search(says("archived", place, archived.endpoint, "AWS_ENDPOINT_URL"), why_not(archived))
+def test_a_log_that_kfp_cannot_read_names_other_ways_when_the_pod_has_ended(server: Scripted) -> None:
+    server.script = lambda request: Reply(answer("log-unreadable"))
+    assert re.search(
+        says("after the pod's end", "does not give it", "code=NotFound"), Log(server).why_not(is_over=False)
+    )
+    assert re.search(says("does not give it", "code=NotFound", "kubectl logs"), Log(server).why_not())
 
 
 @pytest.mark.parametrize(("code", "fact"), [(404, "no such log"), (500, "does not give it")])

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from torchx_kfp.errors import HostError, HostNotFoundError, HostRefusedError
 from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V1BETA1, Connection
-from torchx_kfp.execution.host.nodes import ArchivedLog, Node, Nodes
+from torchx_kfp.execution.host.nodes import Node, Nodes
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.runs.vocabulary import State
@@ -86,11 +86,6 @@ class ManifestSource:
         self._manifest, self._nodes = manifest, nodes
         return nodes
 
-    def archived_log(self, pod: str) -> ArchivedLog | None:
-        """Return where Argo has archived a pod's log, if it has."""
-        nodes = self._nodes.by_name.values() if self._nodes is not None else ()
-        return next((node.log for node in nodes if node.pod == pod), None)
-
     def pod_spec(self, driver: str) -> PodSpec | None:
         """Return what a stage's driver has decided about its pod; None if there is no pod, because it was cached.
 
@@ -123,8 +118,7 @@ def read_manifest(manifest: str) -> Nodes:
     name = as_text(metadata.get("name"))
     # Old versions of Argo name a pod after the node's id.
     has_ids = as_object(metadata, "annotations").get(_POD_NAMES) == "v1"
-    store = as_object(status, "artifactRepositoryRef", "artifactRepository", "s3")
-    read = (_node(name, has_ids, store, as_object(record)) for record in nodes.values())
+    read = (_node(name, has_ids, as_object(record)) for record in nodes.values())
     return Nodes(name, {node.name: node for node in read}, as_text(status.get("message")))
 
 
@@ -147,7 +141,7 @@ def _decompressed(packed: str) -> str:
     raise ValueError(f"they have more than {MOST_UNPACKED:,} bytes" if reader.unconsumed_tail else "they are cut off")
 
 
-def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], record: Mapping[str, Any]) -> Node:
+def _node(workflow: str, has_ids: bool, record: Mapping[str, Any]) -> Node:
     name, outputs = as_text(record.get("name")), as_object(record.get("outputs"))
     exit_code = as_text(outputs.get("exitCode"))
     # Argo names the pod of a node after the template and the hash at the end of the node's id.
@@ -164,5 +158,4 @@ def _node(workflow: str, has_ids: bool, store: Mapping[str, Any], record: Mappin
         exit_code=int(exit_code) if exit_code and re.fullmatch(r"-?\d{1,9}", exit_code) else None,
         pod=pod if record.get("type") == "Pod" else "",
         outputs=outputs,
-        store=store,
     )

@@ -19,7 +19,7 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,21 +27,12 @@ from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.runs.vocabulary import State
 
 
-@dataclass(frozen=True)
-class ArchivedLog:
-    """A log that Argo has archived in S3. ``endpoint`` is the server's address for the pods."""
-
-    endpoint: str
-    bucket: str
-    key: str
-
-
 @dataclass(slots=True)
 class Node:
     """A node: times are in seconds since the epoch, None if it has not started or ended.
 
     A pod that waits for its start is queued, and ``message`` says what it waits for. ``pod`` is the pod's name,
-    ``outputs`` are in Argo's form, and ``store`` is the place of artifacts that do not say where they are.
+    ``outputs`` are in Argo's form.
     """
 
     name: str
@@ -52,7 +43,6 @@ class Node:
     exit_code: int | None = None
     pod: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
-    store: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_begun(self) -> bool:
@@ -61,23 +51,9 @@ class Node:
 
     def decision(self, name: str) -> str:
         """Return what a driver has decided, which is an output of it; empty if that is not there."""
-        return next((as_text(each.get("value")) for each in self._listed("parameters") if each.get("name") == name), "")
-
-    @property
-    def log(self) -> ArchivedLog | None:
-        """Where Argo has archived the pod's log, if it has."""
-        for artifact in self._listed("artifacts"):
-            if artifact.get("name") != "main-logs":
-                continue
-            place = {**self.store, **as_object(artifact.get("s3"))}
-            endpoint, bucket, key = (as_text(place.get(name)) for name in ("endpoint", "bucket", "key"))
-            if endpoint and bucket and key:
-                return ArchivedLog(endpoint, bucket, key)
-        return None
-
-    def _listed(self, kind: str) -> Iterable[Mapping[str, Any]]:
-        found = self.outputs.get(kind)
-        return map(as_object, found) if isinstance(found, list) else ()
+        found = self.outputs.get("parameters")
+        given = map(as_object, found) if isinstance(found, list) else ()
+        return next((as_text(each.get("value")) for each in given if each.get("name") == name), "")
 
 
 @dataclass(frozen=True, eq=False)

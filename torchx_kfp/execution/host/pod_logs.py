@@ -1,7 +1,7 @@
 """Logs of stages on a KFP host, without the lines of the launcher with which KFP starts a stage.
 
 The host sends the whole log of a pod each time, and never waits for more. It does not give all logs of pods that have
-ended: those that Argo has archived are also read from there.
+ended: KFP's UI has those that Argo has archived.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from torchx_kfp.common.text import clean_line
 from torchx_kfp.errors import (
@@ -33,9 +33,7 @@ from torchx_kfp.errors import (
     HostUnreachableError,
     explain,
 )
-from torchx_kfp.execution.host.connection import MOST_BYTES, V1ALPHA1, Connection
-from torchx_kfp.execution.host.nodes import ArchivedLog
-from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, is_object_store
+from torchx_kfp.execution.host.connection import V1ALPHA1, Connection
 from torchx_kfp.execution.pipeline.walk import safe_name
 
 #: The lines of KFP's launcher, in the form of klog: level, date, time, process, source file, text.
@@ -134,7 +132,6 @@ class StageLogs:
         say: Callable[[str], object],
         *,
         raw: bool = False,
-        archived: Callable[[str], ArchivedLog | None] = lambda pod: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Name the run. Nothing is read yet.
@@ -144,11 +141,10 @@ class StageLogs:
             run_id: the run.
             say: gets sentences about logs that cannot be read, each once.
             raw: whether to keep the lines of KFP's launcher.
-            archived: returns where the log of a pod that has ended is archived, if it is.
             clock: the time, in seconds.
         """
         self._connection, self._run_id, self._say, self._is_raw = connection, run_id, say, raw
-        self._archived, self._clock = archived, clock
+        self._clock = clock
         self._folder = Path(_temporary_folder(), f"torchx-kfp-{secrets.token_hex(8)}")
         #: Removes the folder, which is made with the first log.
         self._remove: Callable[[], object] | None = None
@@ -187,7 +183,7 @@ class StageLogs:
         if not is_over and began < log.due:
             return True
         try:
-            data = self._ask(log, is_over=is_over)
+            data = self._ask(log.pod)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError) as error:
             self.say_once("host", str(error))
             return False
@@ -218,21 +214,16 @@ class StageLogs:
         log.due = began + (1 + _REST) * took if took > _LONG else 0.0
         return True
 
-    def _ask(self, log: _PodLog, *, is_over: bool) -> bytes:
-        """Return the log of a pod from the host, or from Argo's archive. The message of an error names other ways."""
-        run_id, pod = self._run_id, log.pod
+    def _ask(self, pod: str) -> bytes:
+        """Return the log of a pod from the host. The message of an error names other ways."""
         try:
-            return self._connection.log(f"{V1ALPHA1}/runs/{quote(run_id, safe='')}/nodes/{quote(pod, safe='')}/log")
+            path = f"{V1ALPHA1}/runs/{quote(self._run_id, safe='')}/nodes/{quote(pod, safe='')}/log"
+            return self._connection.log(path)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError):
             raise
         except HostError as error:
             why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not give it"
-            if is_over and (archived := self._archived(pod)) is not None:
-                try:
-                    return read_archived(archived)
-                except HostError as other:
-                    why += f"; {other}"
-            link = self._connection.link(run_id)
+            link = self._connection.link(self._run_id)
             namespace = self._connection.settings.namespace or self._connection.settings.service_namespace
             # kubectl also finds a pod that the host has lost sight of; the UI also finds logs that Argo has archived.
             # The host's words go into a command that users copy.
@@ -282,29 +273,3 @@ def _temporary_folder() -> str:
         return tempfile.gettempdir()
     except FileNotFoundError:
         return os.environ.get("TMPDIR") or "/tmp"
-
-
-def read_archived(log: ArchivedLog, environ: Mapping[str, str] = os.environ) -> bytes:
-    """Return a log in S3, from the server that the user has named, or Amazon's.
-
-    Raises:
-        HostError: the user has named no server, or the log cannot be read there. The message is a part of a sentence
-            about the log.
-    """
-    url = f"s3://{log.bucket}/{log.key}"
-    if not is_object_store(url):  # the host may name anything
-        raise HostError(f"its archive, {url!r}, is not the URL of an object")
-    is_named = any(value and S3_ENDPOINT.fullmatch(name) for name, value in environ.items())
-    host = urlsplit(f"//{log.endpoint}").hostname or ""
-    if not is_named and not host.endswith(".amazonaws.com"):
-        raise HostError(
-            f"Argo has archived it as {url} at {log.endpoint}: with AWS_ENDPOINT_URL and the credentials for that "
-            "store, it is read from there"
-        )
-    try:
-        import fsspec
-
-        with fsspec.open(url, "rb") as file:
-            return bytes(file.read(MOST_BYTES))
-    except Exception as error:  # each store's client raises its own errors
-        raise HostError(f"nor can {url} be read: {type(error).__name__}: {error}") from error

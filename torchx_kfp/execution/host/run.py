@@ -117,7 +117,7 @@ class HostRun(ReadableRun):
         self._reads = reads
         self._results = ResultReader(self._trusted_bases, run_ids_only=reads == "run ids")
         self._nodes = ManifestSource(connection, run_id)
-        self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs, archived=self._nodes.archived_log)
+        self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)
         #: The run's pipeline, from the first answer that has it, and why it cannot be read, as a sentence.
         self._pipeline: RunPipeline | None = None
         self._problem = ""
