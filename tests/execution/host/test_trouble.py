@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.execution.host.answers_of_kfp import answer as recorded_answer
 from tests.execution.host.answers_of_kfp import last, manifest, polls
 from tests.execution.host.calling import wait_until
 from tests.execution.host.pipelines import small
@@ -26,7 +25,6 @@ from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import HostCredentialsError, HostError
 from torchx_kfp.execution.host.connection import Connection, Timeouts
 from torchx_kfp.execution.host.run import HostRun, PollPolicy
-from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.host import Host
 from torchx_kfp.local import State, load_pipeline
@@ -129,20 +127,6 @@ def test_a_host_that_goes_on_failing_ends_a_watch(
     with pytest.raises(error, match=says(*facts)):
         list(follower)
     assert len(said) == 1
-
-
-def test_an_engine_whose_image_lacks_python_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunPipeline, "is_distributed", lambda self, stage: stage == "plain")
-
-    def no_python(request: Request) -> Reply:
-        if request.path.endswith("/log"):
-            return Reply(str(recorded_answer("no-program-log-376464928")).replace('"trainer"', '"python3"'))
-        return Reply(manifest("no-program") if "v1beta1" in request.path else last("no-program"))
-
-    with scripted(no_python) as server:
-        run = HostRun(Connection(Settings(host=server.url)), last("no-program")["run_id"])
-        stage = run.read().run.result()["plain"]
-    assert re.match(says("exec:", "python3", "replicas", "image"), stage.reason)
 
 
 # Waits

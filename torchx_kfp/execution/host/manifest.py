@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from torchx_kfp.errors import HostError, HostNotFoundError, HostRefusedError
+from torchx_kfp.errors import HostError
 from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V1BETA1, Connection
 from torchx_kfp.execution.host.nodes import Node, Nodes
@@ -45,46 +45,35 @@ class ManifestSource:
         """Name the run. Nothing is asked yet."""
         self._connection = connection
         self._run_id = run_id
-        #: Why the host does not provide nodes, as a sentence; empty if it does.
+        #: Why there are no nodes, as a sentence; empty if there are.
         self.problem = ""
-        self._is_served = True
         #: The last manifest, and its nodes.
         self._manifest = ""
         self._nodes: Nodes | None = None
 
     def read(self) -> Nodes | None:
-        """Return the nodes: the same object as before if nothing has changed, None if the host has not provided any.
+        """Return the nodes: the same object as before if nothing has changed, None if there have not been any so far.
 
         Raises:
             HostError: the host has provided nodes before, and does not now.
         """
-        if not self._is_served:
-            return self._nodes
         path = f"{V1BETA1}/runs/{quote(self._run_id, safe='')}"
-        name = self._connection.name
-        lost = "so its stages, their logs, exit codes and results are missing"
         try:
             answer = self._connection.get(path)
-            refuse_run_id(as_object(answer, "run").get("id"), f"GET {name}{path}", self._run_id)
+            refuse_run_id(as_object(answer, "run").get("id"), f"GET {self._connection.name}{path}", self._run_id)
             manifest = manifest_of(answer)
-            if manifest == self._manifest:
-                return self._nodes
-            nodes = read_manifest(manifest)
-        except HostError as error:
-            if self._manifest:
-                raise  # it fails for a moment
+            if manifest != self._manifest:
+                self._nodes, self._manifest = read_manifest(manifest), manifest
+            self.problem = ""
+        except (HostError, ValueError) as error:
+            if self._manifest and isinstance(error, HostError):
+                raise
             # A host may lack this version of the API, or refuse it.
-            self._is_served = not isinstance(error, HostNotFoundError | HostRefusedError)
             self.problem = (
-                f"{name} reports only the state of the run (v2beta1), not its nodes (v1beta1), {lost}. ({error})"
+                f"{self._connection.name} reports only the state of the run (v2beta1), not its nodes (v1beta1), so its "
+                f"stages, their logs, exit codes and results are missing. ({str(error).rstrip('.')}.)"
             )
-            return self._nodes
-        except ValueError as error:
-            self.problem = f"The nodes of the run cannot be read, {lost}: {error}."
-            return self._nodes
-        self.problem = ""
-        self._manifest, self._nodes = manifest, nodes
-        return nodes
+        return self._nodes
 
     def pod_spec(self, driver: str) -> PodSpec | None:
         """Return what a stage's driver has decided about its pod; None if there is no pod, because it was cached.

@@ -6,7 +6,7 @@ The nodes of a run name pods, but neither their UIDs nor the attempts in them, s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import wait
 from typing import Any, TypeAlias
 
@@ -37,11 +37,6 @@ def find_run_ids(recorder: Recorder, names: Iterable[str]) -> dict[str, str]:
     return {name: run_id for name, (_, run_id) in found.items()}
 
 
-def _said(error: BaseException) -> str:
-    """Return an error as a sentence: a driver of fsspec, or a library below it, raises its own."""
-    return str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
-
-
 class ResultReader:
     """Reads the results of stages from tracker bases. A base that cannot be read is a sentence in ``problems``."""
 
@@ -65,41 +60,38 @@ class ResultReader:
         """
         self._trusted_bases, self._run_ids_only = trusted_bases, run_ids_only
         self._deadline, self._again, self._clock = deadline, again, clock
-        self._problems: dict[str, str] = {}
-        self._failed_at: dict[str, float] = {}
+        #: When a base could not be read, and the sentence about it.
+        self._failed: dict[str, tuple[float, str]] = {}
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Sentences about the bases that could not be read, and why."""
-        return tuple(self._problems.values())
+        return tuple(sentence for _, sentence in self._failed.values())
 
     def read(self, base: str, names: Collection[str]) -> _Found:
         """Return the run id of each execution under the base that can be read now, by its name, and its results."""
-        if not names or self._clock() - self._failed_at.get(base, -self._again) < self._again:
+        failed_at = self._failed[base][0] if base in self._failed else -self._again
+        if not names or self._clock() - failed_at < self._again:
             return {}
-        if problem := why_not_read(base, self._trusted_bases):
-            return self._fail(base, problem)
-        outcome = in_thread(lambda: self._read(base, names))
-        if not wait([outcome], self._deadline).done:
-            return self._fail(base, f"it has not answered within {self._deadline:g} s")
-        error = outcome.exception()
-        found, problems = outcome.result() if error is None else ({}, [_said(error)])
-        if problems:
-            self._fail(base, shorten(printable(problems[0]), 400).rstrip("."))
-        else:
-            self._problems.pop(base, None)
+        found: _Found = {}
+        if not (why := why_not_read(base, self._trusted_bases)):
+            outcome = in_thread(lambda: self._read(base, names))
+            if not wait([outcome], self._deadline).done:
+                why = f"it has not answered within {self._deadline:g} s"
+            elif (error := outcome.exception()) is None:
+                found, why = outcome.result()
+            else:  # a driver of fsspec, or a library below it, raises its own
+                why = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
+        self._failed.pop(base, None)
+        if why:
+            self._failed[base] = self._clock(), missing(base, shorten(printable(why), 400).rstrip("."))
         return found
 
-    def _read(self, base: str, names: Collection[str]) -> tuple[_Found, Sequence[str]]:
+    def _read(self, base: str, names: Collection[str]) -> tuple[_Found, str]:
         recorder = Recorder.open(base)
         run_ids = find_run_ids(recorder, names)
         if self._run_ids_only:
-            return {name: (run_id, {}) for name, run_id in run_ids.items()}, ()
+            return {name: (run_id, {}) for name, run_id in run_ids.items()}, ""
         results = recorder.get_many(run_ids.values())
         found = {name: (run_id, results[run_id]) for name, run_id in run_ids.items() if run_id in results}
-        return found, [str(problem) for problem in results.problems]
-
-    def _fail(self, base: str, why: str) -> _Found:
-        self._failed_at[base] = self._clock()
-        self._problems[base] = missing(base, why)
-        return {}
+        return found, next(map(str, results.problems), "")

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from torchx_kfp.errors import (
     HostRefusedError,
     HostUnreachableError,
     PipelineFileError,
-    TrackerError,
     UnknownRunError,
 )
 from torchx_kfp.execution.host.answers import refuse_run_id
@@ -37,8 +36,8 @@ from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import KnownStage, walk, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun
-from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted
-from torchx_kfp.execution.runs.record import RunRecord, why_not_read
+from torchx_kfp.execution.runs.events import Event, StageFinished, StageStarted
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.resume_record import whole_pipeline
@@ -47,10 +46,7 @@ from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.units import Units, values_given
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal
-from torchx_kfp.tracking.recorder import Recorder
 
-#: The message of KFP's launcher if the stage's image lacks the program of an engine's launcher.
-_NO_PYTHON = 'exec: "python3": executable file not found in $PATH'
 #: The most failed stages whose logs are searched for the reason.
 _MOST_EXPLAINED = 20
 
@@ -152,7 +148,7 @@ class HostRun(ReadableRun):
         """
         self.answer = run = self._ask()
         self._load_pipeline(run)
-        events = self._take_events(run, self._read_nodes())
+        events = self._take_events(run, self._nodes.read())
         is_running = not run_state(run).is_over
         problems = tuple(filter(None, (self._problem, self._nodes.problem, *self._results.problems)))
         last = self._last
@@ -289,15 +285,21 @@ class HostRun(ReadableRun):
             for name, end in ends.items()
             if name in tracked and end.state.is_success and isinstance(values.get(name, {}).get(RUN_ID), str)
         }
-        for base in {end.tracker_base for end in found.values() if end.tracker_base and end.results is None}:
-            if why_not_read(base, self._trusted_bases):
-                continue
-            with contextlib.suppress(TrackerError):
-                run_ids = [end.run_id for end in found.values() if end.run_id and end.tracker_base == base]
-                results = Recorder.open(base).get_many(run_ids)
-                for name, end in found.items():
-                    if end.results is None and end.run_id and end.run_id in results:
-                        found[name] = dataclasses.replace(end, results=results[end.run_id])
+        results = self._results_of(end for end in found.values() if end.results is None)
+        return {
+            name: dataclasses.replace(end, results=results[end.run_id][1]) if end.run_id in results else end
+            for name, end in found.items()
+        }
+
+    def _results_of(self, ends: Iterable[StageResult]) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """Return the run ids and results of stages that can be read now, by the run ids that are known."""
+        by_base: dict[str, list[str]] = {}
+        for end in ends if self._reads != "none" else ():
+            if end.run_id:
+                by_base.setdefault(end.tracker_base or "", []).append(end.run_id)
+        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for base, run_ids in by_base.items():
+            found |= self._results.read(base, run_ids)
         return found
 
     def terminate(self) -> None:
@@ -352,15 +354,8 @@ class HostRun(ReadableRun):
             self._problem = f"The pipeline of this run cannot be read, nor its stages: {error}"
         if self._pipeline is not None:
             self._run = RunState(outline(self._pipeline.pipeline))
-            for event in self._events:
-                self._run.on_event(event)
-
-    def _read_nodes(self) -> Nodes | None:
-        try:
-            return self._nodes.read()
-        except HostNotFoundError:
-            self._ask()  # which says so if the run has been deleted
-            raise
+        elif not self._problem:
+            self._problem = "The pipeline of this run cannot be read, nor its stages: the host does not tell it."
 
     # Events
 
@@ -382,14 +377,9 @@ class HostRun(ReadableRun):
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with what other answers say: log files, results, and why stages have failed."""
-        by_base: dict[str, list[str]] = {}
-        for event in events if self._reads != "none" else ():
-            # The record of a resumed run has the results of the stages that it has kept.
-            if isinstance(event, StageFinished) and (result := event.result).run_id and not result.cached_from:
-                by_base.setdefault(result.tracker_base or "", []).append(result.run_id)
-        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        for base, run_ids in by_base.items():
-            found |= self._results.read(base, run_ids)
+        # The record of a resumed run has the results of the stages that it has kept.
+        ends = (event.result for event in events if isinstance(event, StageFinished))
+        found = self._results_of(end for end in ends if not end.cached_from)
         return [self._completed_one(event, found) for event in events]
 
     def _completed_one(self, event: Event, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Event:
@@ -411,30 +401,27 @@ class HostRun(ReadableRun):
             return result
         self._most_explained -= 1
         self._logs.fetch(result.log_file, is_over=True)
-        said = self._logs.launcher_error(result.log_file)
-        if said == _NO_PYTHON and self._pipeline is not None and self._pipeline.is_distributed(result.name):
-            said += ". The launcher of the stage's replicas needs python3 in the stage's image"
-        return explained(result, said)
+        return explained(result, self._logs.launcher_error(result.log_file))
 
     def _record(self, run: Mapping[str, Any], is_running: bool, problems: tuple[str, ...]) -> RunRecord:
-        first = next((event for event in self._events if isinstance(event, RunStarted)), None)
+        first = self._run.first
+        assert first is not None
         return RunRecord(
             run_id=self.run_id,
-            pipeline=first.pipeline if first else "",
-            created=seconds(run.get("created_at")) or (first.time if first else 0.0),
+            pipeline=first.pipeline,
+            created=seconds(run.get("created_at")) or first.time,
             events=tuple(self._events),
             run=self._run,
             is_running=is_running,
             load=self._load,
             link=self.link,
             name=str(run.get("display_name") or ""),
-            arguments=first.arguments if first else {},
+            arguments=first.arguments,
             resumes=self._pipeline.resumes if self._pipeline is not None else "",
             corrupt=problems,
         )
 
     def _load(self) -> Pipeline:
         if self._pipeline is None:
-            why = self._problem or "The host does not tell it."
-            raise PipelineFileError(f"There is no pipeline for the run {self.run_id}. {why}")
+            raise PipelineFileError(f"There is no pipeline for the run {self.run_id}. {self._problem}")
         return self._pipeline.pipeline
