@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.execution.host.calling import get
-from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Done, Program
 
@@ -67,17 +65,3 @@ def test_the_tracker_base_is_a_setting(kfp_host: KfpHost, program: Program) -> N
     assert submitted() == {"tracker_base": "s3://bucket/results"}
     assert submitted("--tracker-base", "s3://mine/results") == {"tracker_base": "s3://mine/results"}
     assert submitted("-p", "tracker_base=s3://mine/results") == {"tracker_base": "s3://mine/results"}
-
-
-def test_a_name_that_a_run_of_the_host_has(kfp_host: KfpHost, program: Program) -> None:
-    words = ("submit", "hello.py", "--name", "first", "--quiet")
-    assert "first" not in program(*words, TORCHX_KFP_HOST=kfp_host.url).stderr
-    done = program(*words, TORCHX_KFP_HOST=kfp_host.url)
-    assert (done.returncode, "1 run of the host already has the name 'first'" in done.stderr) == (0, True), done.stderr
-    for name, facts in {
-        "a \U0001f600": ("may fail", "U+1F600", "database"),
-        "latest": ("newest run", "--name"),
-    }.items():
-        done = program("submit", "hello.py", "--name", name, "--quiet", TORCHX_KFP_HOST=kfp_host.url)
-        assert done.returncode == 0, done.stderr
-        assert re.search(says(*facts), done.stderr), done.stderr

@@ -15,7 +15,6 @@ from torchx.specs import AppDef, Role
 
 from tests.execution.host.calling import ended, get
 from tests.execution.host.commands import rows
-from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Program, results_in
@@ -190,23 +189,6 @@ def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program:
     assert all("parameters" not in run.get("runtime_config", {}) for run in runs)
     found = program("results", "--schedule", "named", "--json")
     assert len(json.loads(found.stdout)) == 2, found.stderr
-
-
-def test_old_versions_ignore_the_service_account(kfp_host: KfpHost, program: Program) -> None:
-    """Those before 2.17 make the schedule, and answer with another account."""
-    words = ("schedule", "create", "count.yaml", "--every", "1h", "--service-account", "mine")
-    assert "Warning" not in program(*words).stderr
-
-    def answer(request: Request) -> Reply:
-        made = {"recurring_run_id": "00000000-0000-0000-0000-000000000001", "service_account": "pipeline-runner"}
-        return Reply({**(request.body or {}), **made, "created_at": "2026-11-23T00:00:00Z", "experiment_id": "1"})
-
-    with scripted(answer) as old:
-        warned = program(*words, TORCHX_KFP_HOST=old.url)
-        assert re.search(says("Warning", "'mine'", "'pipeline-runner'", "before 2.17"), warned.stderr), warned.stderr
-        options = {"every": _HOUR, "name": "own", "service_account": "own", "host": old.url}
-        with pytest.warns(UserWarning, match="KFP ignores the service account 'own'"):
-            schedule(str(program.folder / "count.yaml"), {"tracker_base": str(program.folder / "base")}, **options)
 
 
 def test_a_schedule_that_the_host_may_not_have_made_says_how_to_find_it(kfp_host: KfpHost, program: Program) -> None:

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -193,7 +193,7 @@ class Host:
                 place = f"{self.connection.name}{self.in_namespace()}"
                 raise UnknownRunError(f"There is no run on {place} that is not archived.")
             return newest.run_id
-        found = self.named(wanted)
+        found = [run for run in self._looked_up(of_name(wanted)) if run.name == wanted]
         if not found and _BEGINNING.fullmatch(begin := wanted.lower()):
             found = [run for run in self._looked_up(in_id(begin)) if run.run_id.startswith(begin)]
         if not found:
@@ -212,10 +212,6 @@ class Host:
                 f"newest is {found[0].run_id}."
             )
         return found[0].run_id
-
-    def named(self, name: str) -> Sequence[RunSummary]:
-        """Return the runs with this name. Raises HostError if the host does not answer."""
-        return [run for run in self._looked_up(of_name(name)) if run.name == name]
 
     def list(self, where: RunFilter = UNARCHIVED, *, limit: int | None = None) -> Iterator[RunSummary]:
         """Yield runs, the newest first, a page at a time.
@@ -246,23 +242,18 @@ class Host:
 
         Raises:
             UnknownRunError: there is no such run.
-            ArgumentError: the run cannot be retried: it succeeded, goes on, or is archived.
+            ArgumentError: the run has succeeded, or goes on.
             HostError: the host does not answer, or cannot retry the run, such as one whose workflow it has lost.
         """
         path = f"{_RUNS}/{quote(run_id, safe='')}"
         with self._known(run_id):
             run = self.connection.get(path)
         refuse_run_id(run.get("run_id"), f"GET {self.connection.name}{path}", run_id)
-        state = run_state(run)
-        if not state.is_over:
+        if (state := run_state(run)) not in (State.FAILED, State.CANCELED):
             raise ArgumentError(
-                f"The run {run_id} is {state}: KFP retries runs that have ended. `torchx-kfp cancel` ends it."
+                f"The state of the run {run_id} is {state}: KFP retries runs that have failed, or that `torchx-kfp "
+                "cancel` has ended."
             )
-        if state.is_success:
-            raise ArgumentError(f"The run {run_id} has {state}: there is nothing to retry.")
-        if _is_archived(run):
-            raise ArgumentError(f"The run {run_id} is archived. Restore it in KFP's UI before you retry it.")
-        # KFP refuses others itself, with its reason.
         self.connection.post(f"{path}:retry")
 
     @contextlib.contextmanager

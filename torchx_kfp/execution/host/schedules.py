@@ -25,8 +25,6 @@ from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.tracking.recorder import Recorder
 
 _SCHEDULES = f"{V2BETA1}/recurringruns"
-#: What KFP leaves out of a name in Kubernetes (``toSWFCRDResourceGeneratedName``).
-_OBJECT_NAME = re.compile("[^a-z0-9-]+")
 
 
 @dataclass(frozen=True)
@@ -54,14 +52,12 @@ class Timing:
         """Check everything.
 
         Raises:
-            ArgumentError: there is not exactly one of ``cron`` and ``every``, or a time is wrong.
+            ArgumentError: there is not exactly one of ``cron`` and ``every``, or the interval is too short.
         """
         if bool(self.cron) == (self.every is not None):
             raise ArgumentError("A schedule has either a cron expression or an interval (--cron or --every).")
         if self.every is not None and not 1 <= self.every < math.inf:
             raise ArgumentError(f"The interval of a schedule is at least 1 s, but {self.every!r} s is given (--every).")
-        if self.start is not None and self.end is not None and self.end <= self.start:
-            raise ArgumentError("The schedule ends before it starts (--start, --end).")
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Timing | None:
@@ -114,8 +110,6 @@ class Schedule:
         timing: when it starts runs; None if KFP describes that in a way that this package does not know.
         is_paused: whether somebody has paused it.
         created: the time of its creation, in seconds since the epoch; 0 if it is unknown.
-        arguments: the arguments of its runs.
-        service_account: the Kubernetes service account of its runs.
         tracker_base: the tracker base of its runs; empty if they have none.
     """
 
@@ -124,8 +118,6 @@ class Schedule:
     timing: Timing | None
     is_paused: bool
     created: float
-    arguments: Mapping[str, Any]
-    service_account: str = ""
     tracker_base: str = ""
 
     @property
@@ -157,15 +149,10 @@ class Schedules:
             submission: the options of its runs; its name is that of the schedule, by default that of the pipeline.
 
         Raises:
-            ArgumentError: the arguments do not fit, or there is a schedule with this name, or it cannot be one.
+            ArgumentError: the arguments do not fit, or there is a schedule with this name.
             HostError: the host does not answer or refuses the schedule.
         """
         name = submission.name or pipeline.name
-        if _OBJECT_NAME.sub("", name.lower()).startswith("-"):
-            raise ArgumentError(
-                f"A schedule cannot have the name {printable(name)!r}: KFP makes a name in Kubernetes of its letters, "
-                "digits and hyphens in ASCII, which would begin with '-'. Give another --name."
-            )
         fields = self._host.run_body(pipeline, arguments, submission)
         if others := [each for each in self.list(of_name(name)) if each.name == name]:
             raise ArgumentError(
@@ -276,20 +263,5 @@ class Schedules:
             timing=Timing.of(answer),
             is_paused=answer.get("status") == "DISABLED" or answer.get("mode") == "DISABLE",
             created=seconds(answer.get("created_at")) or 0.0,
-            arguments=as_object(answer, "runtime_config", "parameters"),
-            service_account=as_text(answer.get("service_account")),
             tracker_base=tracker_base_of(answer),
         )
-
-
-def account_problem(schedule: Schedule, wanted: str) -> str:
-    """Return a sentence if a new schedule did not get the service account that was asked for; empty if it did.
-
-    KFP 2.5 to 2.16 ignore the one of a schedule (KFP's #13311).
-    """
-    if wanted in ("", schedule.service_account) or not schedule.service_account:
-        return ""
-    return (
-        f"KFP ignores the service account {wanted!r} of the schedule: its runs have {schedule.service_account!r}, as "
-        "in KFP before 2.17. Delete the schedule if they need another one."
-    )

@@ -9,11 +9,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchx_kfp.common.text import counted, shown
+from torchx_kfp.common.text import shown
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.run import HostRun
-from torchx_kfp.execution.host.schedules import Schedule, Schedules, Timing, account_problem
+from torchx_kfp.execution.host.schedules import Schedule, Schedules, Timing
 from torchx_kfp.execution.host.settings import Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, is_of_this_machine, storage_of
 from torchx_kfp.execution.model import checks
@@ -22,7 +22,7 @@ from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
-from torchx_kfp.execution.pipeline.walk import LATEST, KnownStage, known_bases, walk
+from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 
@@ -145,10 +145,7 @@ def schedule(
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     host = _host(host)
     prepared = _prepare(pipeline, arguments, workspace=workspace)
-    made = start_schedule(host, prepared, timing, submission, warn=_warn)
-    if problem := account_problem(made, service_account):
-        warnings.warn(problem, stacklevel=2)
-    return made
+    return start_schedule(host, prepared, timing, submission, warn=_warn)
 
 
 def _prepare(pipeline: PipelineLike, arguments: Mapping[str, Any] | None, **options: Any) -> PreparedRun:
@@ -172,19 +169,13 @@ def start_run(
         prepared: the run.
         submission: its other options.
         say: gets sentences about code that is stored.
-        warn: gets a sentence if the run's code or tags cannot be recorded, or other runs have its name.
+        warn: gets a sentence if the run's code or tags cannot be recorded.
 
     Raises:
         TrackerError: the code cannot be stored.
         HostError: the host does not answer or refuses the run.
     """
     prepared.upload(say)
-    _warn_of_name(submission, warn)
-    if submission.name and (others := host.named(submission.name)):
-        warn(
-            f"{counted(len(others), 'run')} of the host already {'has' if len(others) == 1 else 'have'} the name "
-            f"{submission.name!r}: commands need the run's id, or another --name."
-        )
     run_id = host.submit(prepared.pipeline, prepared.arguments, submission)
     prepared.record(run_id, warn)
     return HostRun(host.connection, run_id, trusted_bases=prepared.bases)
@@ -201,17 +192,9 @@ def start_schedule(
 ) -> Schedule:
     """Make a schedule of prepared runs on a host: see ``start_run`` and ``Schedules.create``."""
     prepared.upload(say)
-    _warn_of_name(submission, warn)
     made = Schedules(host).create(prepared.pipeline, prepared.arguments, timing, submission)
     prepared.record(made.schedule_id, warn, is_schedule=True)
     return made
-
-
-def _warn_of_name(submission: Submission, warn: Callable[[str], object]) -> None:
-    for finding in checks.of_name(submission.name):
-        warn(f"Warning: {finding.kind.value}: {finding}")
-    if submission.name == LATEST:
-        warn(f"Commands take {LATEST!r} for the newest run: for this one, they need its id, or another --name.")
 
 
 def _warn(sentence: str) -> None:

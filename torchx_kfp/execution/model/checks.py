@@ -70,12 +70,6 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(Kind.CHANGED, place, f"contains {change[0]!r}, which {_arrives(change[1])}")
 
 
-def of_name(name: str) -> Iterator[Finding]:
-    """Yield the findings about the name of a run or of a schedule."""
-    if large := large_character(name):
-        yield Finding(Kind.MAY_FAIL, f"the name {name!r}", f"contains {large}, {_UTF8}")
-
-
 def of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about arguments of a run that are numbers of replicas, for stages that surely run."""
     for place in walk(pipeline):

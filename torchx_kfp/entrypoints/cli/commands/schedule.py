@@ -173,10 +173,6 @@ def _change(name: str, flags: Flags, done: str, change: Callable[[Schedules, Sch
 
 def _say_created(schedule: Schedule, submission: Submission, words: list[str], *, as_json: bool) -> None:
     """Print a new schedule: its id on stdout, and how KFP understands it on stderr."""
-    from torchx_kfp.execution.host.schedules import account_problem
-
-    if problem := account_problem(schedule, submission.service_account):
-        print_message(f"Warning: {problem}")
     if as_json:
         print_json(_as_dict(schedule))
         return
