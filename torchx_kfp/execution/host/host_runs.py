@@ -34,7 +34,7 @@ from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.runs.resume_record import read_record
+from torchx_kfp.execution.runs.resume_record import read_record, resumed_id
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -299,7 +299,6 @@ class Host:
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
         run_id = str(run["run_id"])
         refuse_run_id(run_id, f"GET {self.connection.name}{_RUNS}")
-        before = read_record(as_text(as_object(_spec_of(run), "pipelineInfo").get("description")))
         return RunSummary(
             run_id=run_id,
             name=str(run.get("display_name") or ""),
@@ -312,7 +311,7 @@ class Host:
             schedule_id=as_text(run.get("recurring_run_id")),
             scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
             tracker_base=tracker_base_of(run),
-            resumes=before.resumes if before is not None else "",
+            resumes=resumed_id(as_text(as_object(_spec_of(run), "pipelineInfo").get("description"))),
         )
 
     def _looked_up(self, query: str) -> Iterator[RunSummary]:

@@ -41,7 +41,7 @@ from torchx_kfp.execution.runs.journal import Journal, make_folder
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume_record import read_record
+from torchx_kfp.execution.runs.resume_record import read_record, resumed_id
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Watch, awaitable_processes, ending_signals, raise_for_signal
@@ -179,8 +179,7 @@ def start(
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}
-        before = read_record(loaded.description)
-        resumes = before.resumes if before else ""
+        resumes = resumed_id(loaded.description)
         with Journal.create(folder, loaded, values, stored, watch.on_warning, resumes, exist_ok=is_again) as journal:
             if prepared.plan is not None and prepared.plan.folder is not None:
                 _end_left(prepared.plan.folder, docker)

@@ -24,12 +24,12 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: The version of the record.
-VERSION = 2
+VERSION = 3
 #: The states of stages that can be kept. In a branch that is kept, others are skipped.
 _KEPT = (State.SUCCEEDED, State.CACHED, State.SKIPPED)
 _MARK = "torchx-kfp-resumed: "
-#: The largest record, in bytes: it may be anybody's.
-_LONGEST = 64 << 20
+#: How many bytes of a record are unpacked: it may be anybody's. It has a pipeline, and what its stages have recorded.
+_LONGEST = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -58,28 +58,32 @@ class ResumeRecord:
         """Return a pipeline's description with the record; ``own`` is the author's."""
         content = {
             "version": VERSION,
-            "resumes": self.resumes,
             "stages": [*map(_encode, self.ends)],
             "units": [_encode(_as_result(key, values)) for key, values in self.values.items()],
             "outputs": dict(self.outputs),
             "pipeline": self.text,
         }
         packed = base64.b64encode(zlib.compress(json.dumps(content).encode(), 1)).decode()
-        return "\n".join(filter(None, [own, str(self), f"{_MARK}{packed}"]))
+        return "\n".join(filter(None, [own, str(self), f"{_MARK}{self.resumes} {packed}"]))
+
+
+def resumed_id(description: str) -> str:
+    """Return the id of the run that one with this description continues; empty if it continues none."""
+    return description.partition(_MARK)[2].partition(" ")[0]
 
 
 @functools.lru_cache(maxsize=4)
 def read_record(description: str) -> ResumeRecord | None:
     """Return the record in a pipeline's description; None without one, or if this version cannot read it."""
-    _, mark, packed = description.partition(_MARK)
-    if not mark:
+    resumes, _, packed = description.partition(_MARK)[2].partition(" ")
+    if not resumes:
         return None
     try:
         content = json.loads(zlib.decompressobj().decompress(base64.b64decode(packed), _LONGEST))
         if content["version"] != VERSION:
             return None
         return ResumeRecord(
-            resumes=str(content["resumes"]),
+            resumes=resumes,
             ends=tuple(end for end in map(_decode, content["stages"]) if end.state in _KEPT and end.cached_from),
             values={unit.name: {**unit.outputs, **unit.artifacts} for unit in map(_decode, content["units"])},
             outputs=dict(content["outputs"]),
