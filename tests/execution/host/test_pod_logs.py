@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.execution.host.answers_of_kfp import RECORDED, answer
 from tests.execution.host.scripted import Reply, Scripted, scripted, status
 from tests.facts import says
 from torchx_kfp.execution.host.connection import Connection, Timeouts
-from torchx_kfp.execution.host.pod_logs import Cleaner, StageLogs
+from torchx_kfp.execution.host.pod_logs import StageLogs, clean_log
 from torchx_kfp.execution.host.settings import Settings
 
 RUN, POD = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4", "recorded-8r4c6-system-container-impl-3413469076"
@@ -72,17 +70,8 @@ def test_recorded_logs(server: Scripted, name: str, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*-log-*.json")), ids=lambda path: path.stem)
-@given(data=st.data())
-def test_pieces_of_a_log_are_cleaned_as_the_whole(path: Path, data: st.DataObject) -> None:
-    lines = text_of(path.stem).encode().splitlines()
-    pieces, rest = Cleaner(), list(lines)
-    cleaned: list[bytes] = []
-    while rest:
-        size = data.draw(st.integers(1, len(rest)))
-        cleaned += pieces.clean(rest[:size])
-        del rest[:size]
-    assert cleaned == Cleaner().clean(lines)
-    assert not [line for line in cleaned if b".go:" in line]
+def test_no_line_of_the_launcher_is_left(path: Path) -> None:
+    assert b".go:" not in clean_log(text_of(path.stem).encode())[0]
 
 
 @pytest.mark.parametrize(
@@ -96,21 +85,25 @@ def test_pieces_of_a_log_are_cleaned_as_the_whole(path: Path, data: st.DataObjec
     ],
 )
 def test_lines_of_the_application_stay(own: str) -> None:
-    text = START + own + "\n" + END
-    assert b"\n".join(Cleaner().clean(text.encode().splitlines())).decode() == own
+    assert clean_log(f"{START}{own}\n{END}".encode())[0].decode() == f"{own}\n"
 
 
 def test_a_line_that_the_application_does_not_end() -> None:
-    lines = [START.encode(), b"50 %", b"done" + END.encode(), b"a line", END.encode()]
-    assert Cleaner().clean(lines) == [b"50 %", b"done", b"a line"]
+    text = f"{START}50 %\ndone{END}a line\n{END}"
+    assert clean_log(text.encode())[0] == b"50 %\ndone\na line\n"
     # Another process prints such lines, too.
-    other = b"said: " + END.replace("16 launcher", "17 launcher").encode()
-    assert Cleaner().clean([START.encode(), other]) == [other]
+    other = f"said: {END}".replace("16 launcher", "17 launcher").encode()
+    assert clean_log(START.encode() + other)[0] == other
 
 
 def test_a_launcher_that_is_silent_at_first() -> None:
-    lines = [b"one", b"I1122 02:57:00.000000  7 main.go:1] mine", END.strip().encode(), b"two"]
-    assert Cleaner().clean(lines) == [lines[0], lines[1], b"two"]
+    own = "one\nI1122 02:57:00.000000  7 main.go:1] mine\n"
+    assert clean_log(f"{own}{END}two\n".encode())[0].decode() == f"{own}two\n"
+
+
+def test_a_block_of_the_launcher_ends_with_its_object() -> None:
+    text = f'{END.strip()} {{\n  "a": {{\n  }}\n}}\none\n{END.strip()} {{\n  never ended\n'
+    assert clean_log((START + text).encode())[0] == b"one\n"
 
 
 def test_each_line_comes_once_and_when_it_is_whole(server: Scripted) -> None:

@@ -6,7 +6,6 @@ ended: KFP's UI has those that Argo has archived.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import secrets
@@ -36,14 +35,15 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.connection import V1ALPHA1, Connection
 from torchx_kfp.execution.pipeline.walk import safe_name
 
-#: The lines of KFP's launcher, in the form of klog: level, date, time, process, source file, text.
-_KLOG = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) ([\w.-]+\.go):\d+\] ?(.*)", re.DOTALL)
-#: The source file of the launcher itself, if its lines are not the first ones.
-_LAUNCHER = b"launcher_v2.go"
+#: A line in the form of klog: level, date, time, process, source file, text. KFP's launcher writes such lines.
+_KLOG = rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(%b) (?:%b):\d+\] ?"
+_FILE = rb"[\w.-]+\.go"
+#: A log that begins with the launcher's line, and a line of the launcher after others.
+_FIRST, _LATER = re.compile(rb"\s*" + _KLOG % (rb"\d+", _FILE)), re.compile(_KLOG % (rb"\d+", rb"launcher_v2\.go"))
+#: The text of such a line, which goes on, indented, if it is a JSON object.
+_TEXT = rb"(?:([^\n]*)\{[ \t\r]*\n(?s:.*?)(?:^\}[ \t\r]*\n|\Z)|([^\n]*)\n)"
 #: How the launcher begins its last line if it fails.
 _FAILED = re.compile("^failed to execute (?:importer )?component: ")
-#: How many bytes are cleaned at once.
-_PIECE = 1 << 20
 #: A log that takes longer than this (in seconds) is left alone for so many times as long: it is sent whole each time.
 _LONG, _REST = 0.5, 9
 #: How many logs are asked for at once.
@@ -52,44 +52,24 @@ LOGS_AT_ONCE = 8
 _LONGEST = 150
 
 
-class Cleaner:
-    """Removes the lines of KFP's launcher from a log, which arrives in pieces of whole lines."""
+def clean_log(data: bytes) -> tuple[bytes, str]:
+    """Return the lines of the application in a log, and the launcher's last one about an error; empty without one.
 
-    def __init__(self) -> None:
-        #: The launcher's process: an application that is written in Go may print such lines, too.
-        self._launcher: bytes | None = None
-        self._in_block = False
-        self._has_begun = False
-        #: The launcher's last line about an error; empty without one.
-        self.error = ""
+    An application that is written in Go may print lines of the same form: those of the launcher's process are removed.
+    """
+    first = _FIRST.match(data) or _LATER.search(data)
+    if first is None:
+        return data, ""
+    error = ""
 
-    def clean(self, lines: list[bytes]) -> list[bytes]:
-        """Return the lines of the application."""
-        return [part for line in lines for part in self._parts(line) if not self._is_launchers(part)]
-
-    def _parts(self, line: bytes) -> list[bytes]:
-        """Split a line that the application has not ended, so that the launcher's follows in it."""
-        if self._launcher is None or self._in_block:
-            return [line]
-        places = (found.start() for found in _KLOG.finditer(line) if found[1] == self._launcher)
-        place = next(places, 0)
-        return [line[:place], line[place:]] if place else [line]
-
-    def _is_launchers(self, line: bytes) -> bool:
-        if self._in_block:
-            # The text of the launcher's line goes on, indented, until the JSON object ends.
-            self._in_block = line.rstrip() != b"}"
-            return True
-        found = _KLOG.match(line)
-        if found and self._launcher is None and (not self._has_begun or found[2] == _LAUNCHER):
-            self._launcher = found[1]
-        self._has_begun = self._has_begun or bool(line.strip())
-        if not found or found[1] != self._launcher:
-            return False
-        self._in_block = found[3].rstrip().endswith(b"{")
+    def remove(found: re.Match[bytes]) -> bytes:
+        nonlocal error
         if found[0][:1] in b"EF":
-            self.error = _FAILED.sub("", clean_line(found[3]).strip())
-        return True
+            error = _FAILED.sub("", clean_line(found[2] or found[3] or b"").strip())
+        # The application may not have ended its line.
+        return b"" if data[max(0, found.start() - 1) : found.start()] in (b"", b"\n") else b"\n"
+
+    return re.sub(_KLOG % (re.escape(first[1]), _FILE) + _TEXT, remove, data, flags=re.MULTILINE), error
 
 
 @dataclass
@@ -114,12 +94,8 @@ class _PodLog:
         if first and first != self.first:
             # Kubernetes begins a large log anew (by default, after 10 MiB), and shows only what comes after that.
             self.written, self.first = 0, first
-        cleaner, stream, cleaned = Cleaner(), io.BytesIO(data), []
-        # A list of all lines of a large log would take several times its size.
-        while lines := stream.readlines(_PIECE):
-            cleaned.append(b"".join(line + b"\n" for line in cleaner.clean([line[:-1] for line in lines])))
-        self.launcher_error = cleaner.error
-        return (data if self.is_raw else b"".join(cleaned))[self.written :]
+        cleaned, self.launcher_error = clean_log(data)
+        return (data if self.is_raw else cleaned)[self.written :]
 
 
 class StageLogs:
