@@ -15,10 +15,10 @@ import ipaddress
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import did_you_mean, joined, listed, printable, shown
@@ -34,6 +34,8 @@ SECTION = "kfp"
 _TOKENS = {"existing_token", "token_file"}
 #: The settings by which a place names its host.
 _HOSTS = ("host", "kube_context")
+#: The mode of a file that others can read.
+_FOR_OTHERS = stat.S_IRGRP | stat.S_IROTH
 _BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
 #: ``host``, ``host:8080/pipeline`` and the like; ``localhost:8080`` is not a URL with the scheme ``localhost``.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -196,10 +198,6 @@ class Submission:
 SUBMISSION: dict[str, Setting] = {item.name: item.metadata["setting"] for item in dataclasses.fields(Submission)}
 
 
-#: The settings that one place gives: the value of each, and how messages name where it is.
-_Given: TypeAlias = dict[str, tuple[str | bool, str]]
-
-
 def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings from flags, the environment and the settings file.
 
@@ -214,18 +212,31 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     Raises:
         HostSettingsError: a setting is unknown or wrong, or the settings file cannot be read.
     """
-    flags = dict(flags or {})
+    flags = flags or {}
     if unknown := sorted(set(flags) - set(SETTINGS)):
         raise HostSettingsError(f"There is no setting {unknown[0]!r}.{did_you_mean(unknown[0], SETTINGS)}")
     warnings: list[str] = []
-    found: _Given = {}
+    found: dict[str, tuple[str | bool, str]] = {}
     file = config_file(environ)
+    in_file = _file(file, is_needed=bool(environ.get(CONFIG)))
     places = {
-        "the flags": _flags(flags),
-        "the environment": _environment(environ),
-        str(file): _file(file, warnings, is_needed=bool(environ.get(CONFIG))),
+        "the flags": {
+            name: (str(value), flag(name) if name in FLAGS or SETTINGS[name].kind == "runs" else name)
+            for name, value in flags.items()
+            if value not in (None, "")
+        },
+        "the environment": {
+            # Ours come last, so they count.
+            name: (environ[named], named)
+            for name, setting in SETTINGS.items()
+            for named in (setting.of_client, variable(name))
+            if environ.get(named)
+        },
+        str(file): {name: (value, f"{name} in {file}") for name, value in in_file.items()},
     }
-    for place, given in places.items():
+    for place, texts in places.items():
+        folder = file.parent if place == str(file) else Path()
+        given = {name: (_value(name, text, source, folder), source) for name, (text, source) in texts.items()}
         ours, theirs = (next((name for name in _HOSTS if name in each), "") for each in (found, given))
         if ours and theirs and (ours, found[ours][0]) != (theirs, given[theirs][0]):
             if given.keys() - {*_HOSTS}:
@@ -236,6 +247,10 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
         else:
             known = {*found, *(_TOKENS if _TOKENS & found.keys() else ())}
             found |= {name: it for name, it in given.items() if name not in known}
+    if (secrets := [name for name in in_file if SETTINGS[name].secret]) and file.stat().st_mode & _FOR_OTHERS:
+        warnings.append(
+            f"Other users of this machine can read {file}, which has {joined(secrets)}. Run: chmod 600 {file}"
+        )
     # The values have the types of the fields, by which they were read.
     values: dict[str, Any] = {name: value for name, (value, _) in found.items()}
     sources = {name: source for name, (_, source) in found.items()}
@@ -266,29 +281,12 @@ def way_to_give(name: str) -> str:
     return f"{variable(name)}, or {name} in {config_file()}"
 
 
-def _flags(flags: Mapping[str, Any]) -> _Given:
-    given: _Given = {}
-    for name, value in flags.items():
-        if value not in (None, ""):
-            source = flag(name) if name in FLAGS or SETTINGS[name].kind == "runs" else name
-            given[name] = _value(name, str(value), source), source
-    return given
-
-
-def _environment(environ: Mapping[str, str]) -> _Given:
-    given: _Given = {}
-    for name, setting in SETTINGS.items():
-        for named in (variable(name), setting.of_client):
-            if name not in given and environ.get(named):
-                given[name] = _value(name, environ[named], named), named
-    return given
-
-
-def _file(path: Path, warnings: list[str], *, is_needed: bool) -> _Given:
+def _file(path: Path, *, is_needed: bool) -> dict[str, str]:
+    """Return what the settings file has, as text."""
+    # Messages never quote a line, which may have a secret.
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
-        text = path.read_text(encoding="utf-8")
-        mode = path.stat().st_mode
+        parser.read_string(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if is_needed:
             raise HostSettingsError(f"{CONFIG} names the settings file {str(path)!r}, which does not exist.") from None
@@ -296,46 +294,24 @@ def _file(path: Path, warnings: list[str], *, is_needed: bool) -> _Given:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise HostSettingsError(f"The settings file {str(path)!r} cannot be read: {why}.") from None
-    try:
-        parser.read_string(text)
     except configparser.Error as error:
-        what = ", ".join(_problems(error)) or type(error).__name__
+        line = getattr(error, "lineno", None) or next(number for number, _ in getattr(error, "errors", ()))
         raise HostSettingsError(
-            f"The settings file {str(path)!r} is not valid: {what}. Write a line [{SECTION}], and "
-            "below it lines such as: host = https://kfp.example.com"
+            f"The settings file {str(path)!r} is not valid in line {line} ({type(error).__name__}). Write a line "
+            f"[{SECTION}], and below it lines such as: host = https://kfp.example.com"
         ) from None
-    given: _Given = {}
     for section in parser.sections():
         if section != SECTION:
             raise HostSettingsError(
                 f"The settings file {str(path)!r} has the unknown section [{section}]. Its settings are in [{SECTION}]."
             )
-        for name, value in parser[section].items():
+        for name in parser[section]:
             if name not in SETTINGS:
                 raise HostSettingsError(
                     f"The settings file {str(path)!r} has the unknown setting {shown(name)}."
                     f"{did_you_mean(name, SETTINGS)} It may have: {listed(SETTINGS, len(SETTINGS))}."
                 )
-            if value.strip():
-                source = f"{name} in {path}"
-                given[name] = _value(name, value, source, path.parent), source
-    if (secrets := [name for name in given if SETTINGS[name].secret]) and mode & (stat.S_IRGRP | stat.S_IROTH):
-        warnings.append(
-            f"Other users of this machine can read {path}, which has {joined(secrets)}. Run: chmod 600 {path}"
-        )
-    return given
-
-
-def _problems(error: configparser.Error) -> Iterator[str]:
-    """Describe what is wrong with a settings file by numbers of lines: the lines themselves may have a secret."""
-    if isinstance(error, configparser.DuplicateOptionError):
-        yield f"line {error.lineno} has the setting {error.option!r} again"
-    elif isinstance(error, configparser.DuplicateSectionError):
-        yield f"line {error.lineno} has the section [{error.section}] again"
-    elif isinstance(error, configparser.MissingSectionHeaderError):
-        yield f"line {error.lineno} is not in a section"
-    elif isinstance(error, configparser.ParsingError):
-        yield from (f"line {number} is not a setting" for number, _ in error.errors)
+    return {name: value for name, value in parser[SECTION].items() if value.strip()} if SECTION in parser else {}
 
 
 def _value(name: str, text: str, source: str, folder: Path = Path()) -> str | bool:
@@ -374,7 +350,7 @@ def host_address(text: str, source: str = "the host") -> str:
     Raises:
         HostSettingsError: it is not the address of a host.
     """
-    given = text.strip()
+    given, why = text.strip(), ""
     scheme = _SCHEME.match(given)
     if scheme and scheme[1].lower() not in ("http", "https"):
         raise HostSettingsError(
@@ -383,14 +359,20 @@ def host_address(text: str, source: str = "the host") -> str:
     try:
         parts = urlsplit(given if scheme else f"//{given}")
         name, _ = parts.hostname, parts.port
+        why = "it contains a space or a backslash" if re.search(r"[\s\\]", given) else ""
+        why = why if name else "there is no host in it"
     except ValueError as error:
-        raise _not_a_host(text, source, str(error)) from None
-    if not name or re.search(r"[\s\\]", given):
-        raise _not_a_host(text, source, "there is no host in it" if not name else "it contains a space or a backslash")
-    if parts.username is not None or parts.password is not None:
+        name, why = "", str(error)
+    if "@" in (text if why else parts.netloc):  # the error may quote a part of the password
         raise HostSettingsError(
-            f"{source} contains a user or a password before {name!r}, which KFP does not use. Remove it, and give "
-            "credentials as a token (existing_token, token_file) or as cookies."
+            f"{source} is {shown(without_password(text))}: something like a user or a password stands before the host, "
+            "which KFP does not use. Remove it, and give credentials as a token (existing_token, token_file) or as "
+            "cookies."
+        )
+    if why or not name:
+        raise HostSettingsError(
+            f"{source} is {shown(text)}, which is not the address of a KFP host: {why}. Give the URL with which you "
+            "open KFP's UI, such as https://kfp.example.com or http://localhost:8080."
         )
     protocol = scheme[1].lower() if scheme else "http" if is_near(name) else "https"
     path = _BELOW.sub("", parts.path.rstrip("/")).rstrip("/")
@@ -418,12 +400,3 @@ def is_this_machine(name: str) -> bool:
 def is_near(name: str) -> bool:
     """Tell whether a host's name is that of this machine or of a service in a cluster: they rarely have TLS."""
     return is_this_machine(name) or name.lower().rstrip(".").endswith((".svc", ".svc.cluster.local"))
-
-
-def _not_a_host(text: str, source: str, why: str) -> HostSettingsError:
-    # The error may quote a part of the password.
-    reason = "something like a user or a password stands before the host" if "@" in text else why
-    return HostSettingsError(
-        f"{source} is {shown(without_password(text))}, which is not the address of a KFP host: {reason}. Give the URL "
-        "with which you open KFP's UI, such as https://kfp.example.com or http://localhost:8080."
-    )
