@@ -288,7 +288,12 @@ def test_runs_with_missing_fields_and_archived_ones() -> None:
     runs = [
         {"display_name": "no id"},
         {"run_id": uuid(1)},
-        {"run_id": uuid(2), "storage_state": "ARCHIVED", "state": "FAILED", "state_history": [{"state": "CANCELING"}]},
+        {
+            "run_id": uuid(2),
+            "storage_state": "ARCHIVED",
+            "state": "FAILED",
+            "state_history": [{"state": "CANCELING", "update_time": "2026-11-22T03:00:00Z"}],
+        },
         {"run_id": uuid(3), "state": "NEW", "pipeline_spec": 1, "created_at": "soon", "state_history": 3},
         7,
     ]

@@ -86,54 +86,37 @@ def read_progress(run: Mapping[str, Any]) -> Progress:
         if (when := seconds(item.get("update_time"))) is not None
     ]
     started = seconds(run.get("created_at")) or (history[0][1] if history else 0.0)
+    latest, word = history[-1][1] if history else started, as_text(run.get("state"))
+    if word and (not history or word != history[-1][0]):
+        history.append((word, latest))
     periods = [Period(State.RUNNING, started)]
     for word, when in history:
         last = periods[-1]
         if last.ended_at is not None and word not in _ENDS:  # the run is tried again
             last = Period(State.RUNNING, when)
             periods.append(last)
-        if word == _CANCELING:
-            periods[-1] = replace(last, canceled_at=when)
-        elif word in _ENDS:
+        if word in (_CANCELING, "CANCELED") and last.canceled_at is None:
+            periods[-1] = last = replace(last, canceled_at=when)
+        if word in _ENDS:
             # KFP ends a canceled run as FAILED.
             is_canceled = last.canceled_at is not None and _STATES[word] is State.FAILED
             periods[-1] = replace(last, state=State.CANCELED if is_canceled else _STATES[word], ended_at=when)
-    state, last = run_state(run), periods[-1]
-    latest = history[-1][1] if history else last.started_at
-    canceled = last.canceled_at
-    if canceled is None and (state is State.CANCELED or _is_canceled(run)):
-        canceled = latest
-    if state.is_over:
-        ended = max(seconds(run.get("finished_at")) or last.ended_at or latest, last.started_at)
-        periods[-1] = Period(state, last.started_at, canceled, ended)
-    else:
-        periods[-1] = Period(State.RUNNING, last.started_at, canceled)
+    last, finished = periods[-1], seconds(run.get("finished_at"))
+    if last.ended_at is not None:
+        periods[-1] = replace(last, ended_at=max(finished or last.ended_at, last.started_at))
     return Progress(as_text(run.get("run_id")), tuple(periods))
 
 
 def run_state(run: Mapping[str, Any]) -> State:
-    """Return the state of a run, from its JSON in v2beta1; a run that KFP has not begun is queued.
-
-    KFP ends a canceled run as FAILED: the history of its states tells.
-    """
+    """Return the state of a run, from its JSON in v2beta1; a run that KFP has not begun is queued."""
     state = _STATES.get(str(run.get("state") or ""), State.QUEUED)
-    if state is State.FAILED and _is_canceled(run):
-        return State.CANCELED
-    return state
+    return read_progress(run).last.state if state is State.FAILED else state
 
 
 def words_of(state: State) -> tuple[str, ...]:
     """Return KFP's words for runs that may have a state. Canceled runs have ended as failed."""
     words = tuple(word for word, meaning in _STATES.items() if meaning is state)
     return (*words, "FAILED") if state is State.CANCELED else words
-
-
-def _is_canceled(run: Mapping[str, Any]) -> bool:
-    """Tell whether somebody has terminated a run, and nobody has tried it again since."""
-    history = run.get("state_history")
-    states = [as_object(item).get("state") for item in (history if isinstance(history, list) else [])]
-    before_the_end = [state for state in (*states, run.get("state")) if state not in _ENDS]
-    return before_the_end[-1:] == [_CANCELING]
 
 
 def seconds(moment: object) -> float | None:
