@@ -20,19 +20,6 @@ def run_pipeline(function: Any, tmp_path: Path, **arguments: Any) -> RunResult:
     return run(path, base, output_dir=tmp_path / "runs", watch=Watch())
 
 
-def test_a_stage_of_an_earlier_run_is_read(tmp_path: Path) -> None:
-    def first(tracker_base: str) -> None:
-        task_from_app(echo("train", "earlier"), tracker_base=tracker_base)
-
-    def second(tracker_base: str, run_id: str) -> None:
-        task_from_app(echo("read"), tracker_base=tracker_base, reads={"train": run_id})
-
-    earlier = run_pipeline(first, tmp_path).stages[0].run_id
-    (stage,) = run_pipeline(second, tmp_path, run_id=earlier).stages
-    assert stage.results is not None
-    assert stage.results["read"] == '{"train": "[\\"earlier\\"]"}'
-
-
 def test_a_retry_of_kfps_has_a_run_id_of_its_own_and_publishes_what_it_recorded_itself(tmp_path: Path) -> None:
     once = f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; kill -9 $PPID; }}"
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from kfp import kubernetes
 from torchx.schedulers import kubernetes_scheduler
-from torchx.specs import AppDef, Resource, Role, VolumeMount
-from torchx.specs.named_resources_aws import NAMED_RESOURCES
+from torchx.specs import AppDef, Resource, VolumeMount
 
 from tests.authoring.apps import compile_pipeline, load, make_app
 from tests.refusals import check_refusal
@@ -66,17 +65,6 @@ def test_the_instance_type_becomes_a_node_selector() -> None:
     capable = Resource(cpu=1, gpu=0, memMB=100, capabilities={"node.kubernetes.io/instance-type": "p3.2xlarge"})
     settings = compile_app(make_app(resource=capable))[1]
     assert settings["nodeSelector"] == {"labels": {"node.kubernetes.io/instance-type": "p3.2xlarge"}}
-
-
-def test_every_named_resource_of_torchx_becomes_a_stage() -> None:
-    for name, make in NAMED_RESOURCES.items():
-        resource = make()
-        app = make_app(resource=resource)
-        if len(resource.devices) + (resource.gpu > 0) > 1:
-            # The machine has accelerators and network devices.
-            check_refusal(AppDefError, lambda app=app: component_from_app(app), ["types of accelerators"])
-        else:
-            assert compile_app(app)[0]["resources"]["memoryLimit"], name
 
 
 def test_enough_memory_for_kfps_launcher() -> None:
@@ -140,13 +128,6 @@ def test_a_variable_that_names_a_field_of_the_pod() -> None:
     check_refusal(ChannelError, lambda: compile_pipeline(pipeline), ["env['L']", "'trainer'"])
     app = make_app(env={"A=B": "[FIELD_PATH]spec.nodeName"})
     check_refusal(AppDefError, lambda: component_from_app(app), ["'A=B'", "variable", "'trainer'"])
-
-
-@pytest.mark.skipif("overrides" not in Role.__dataclass_fields__, reason="this torchx has no overrides")
-def test_overrides_are_resolved() -> None:
-    role = make_app().roles[0]
-    role.overrides = {"image": lambda: "built:1"}
-    assert compile_app(AppDef("train", [role]))[0]["image"] == "built:1"
 
 
 def test_the_app_is_not_changed() -> None:

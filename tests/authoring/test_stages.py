@@ -5,14 +5,12 @@ import re
 from typing import Any
 
 import pytest
-from torchx.components import utils
 from torchx.specs import AppDef
 
 from tests.authoring.apps import compile_pipeline, make_app
 from torchx_kfp import (
     Stages,
     component_from_app,
-    component_from_function,
     component_spec_from_app,
     publish_results,
     task_from_app,
@@ -63,14 +61,6 @@ def test_components_share_what_their_pipelines_complete() -> None:
     assert compile_pipeline(pipeline) == compile_pipeline(written_out)
 
 
-def test_components_of_functions() -> None:
-    stages = Stages(**SHARED)
-    component = stages.component_from_function(utils.booth, image="booth:1")
-    same = component_from_function(utils.booth, image="booth:1", **SHARED)
-    assert component.platform_spec == same.platform_spec
-    assert component.pipeline_spec == same.pipeline_spec
-
-
 def test_a_functions_parameter_is_not_a_shared_option() -> None:
     def app(cache: str = "/cache") -> AppDef:
         return make_app(args=["--cache", cache])
@@ -92,11 +82,6 @@ def test_stages_do_not_change() -> None:
     others = stages.with_options(cache=False)
     assert (stages.secrets, stages.cache) == ({"s3": {"id": "AWS_ACCESS_KEY_ID"}}, True)
     assert (others.secrets, others.cache) == ({"s3": {"id": "AWS_ACCESS_KEY_ID"}}, False)
-
-
-def test_a_component_compiles_its_pipeline_once() -> None:
-    component = component_from_app(make_app())
-    assert component.pipeline_spec is component.pipeline_spec
 
 
 def test_help_lists_all_options() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.common.safe_files import remove_tree, special_kind, write_file
+from torchx_kfp.common.safe_files import special_kind, write_file
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -18,31 +18,6 @@ def test_a_file_is_made_with_its_folders_and_replaced_whole(tmp_path: Path, dura
         write_file(path, b"new", durable=durable)
         assert (before.read(), path.read_bytes()) == (b"old", b"new")
     assert os.listdir(path.parent) == ["file"]
-
-
-def test_only_what_has_to_survive_a_crash_is_forced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").mkdir()
-    synced: list[int] = []
-    monkeypatch.setattr("os.fsync", synced.append)
-    for _ in range(2):
-        write_file(tmp_path / "a" / "file", b"x", durable=False)
-    assert not synced
-    write_file(tmp_path / "a" / "file", b"x")
-    assert synced
-
-
-def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
-    """Python's own function ends with an error: it is recursive, and has a folder open on each level."""
-    (top := tmp_path / "top").mkdir()
-    folder = os.open(top, os.O_RDONLY)
-    for _ in range(2000):
-        os.mkdir("a", dir_fd=folder)
-        inner = os.open("a", os.O_RDONLY, dir_fd=folder)
-        os.close(folder)
-        folder = inner
-    os.close(folder)
-    remove_tree(top)
-    assert os.listdir(tmp_path) == []
 
 
 def test_what_is_no_file_or_folder_is_named_by_its_kind(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import pickle
 from collections.abc import Callable
@@ -150,16 +149,6 @@ def test_names_are_ordered_by_likeness_where_they_are_many() -> None:
     many = [*"abcdefgh"]
     assert nearest("g", many)[0] == "g"
     assert sorted(nearest("g", many)) == many
-
-
-def test_values_by_name_are_a_dict() -> None:
-    named = SuggestingDict({"loss": 0.1}, "The run 'r'", "result")
-    assert named == {"loss": 0.1}
-    assert named["loss"] == 0.1
-    assert named.get("los") is None
-    assert "los" not in named
-    assert repr(named) == "{'loss': 0.1}"
-    assert json.dumps(named) == '{"loss": 0.1}'
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])

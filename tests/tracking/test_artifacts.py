@@ -33,12 +33,6 @@ def test_what_is_registered_is_read(base: str) -> None:
     assert (run.results(), FsspecResultTracker(base).names()) == ({"accuracy": 0.9}, ["p1/"])
 
 
-def test_of_several_under_one_name_the_last_counts(base: str) -> None:
-    for number in range(3):
-        stage(base).add_artifact("model", f"s3://models/{number}")
-    assert stage(base).artifacts()["model"].path == "s3://models/2"
-
-
 def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:
     """It has 36 characters for the run, 63 for the stage, and a pod's name; a file's name may have 255 bytes."""
     run = stage(tmp_path, f"{'r' * 36}/{'s' * 63}/{'p' * 63}")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,10 @@ import pytest
 from tests.entrypoints.cli.conftest import Call
 from tests.proxy import Proxy
 from tests.s3 import S3Server
+from tests.tracking.conftest import MADE, Gc
 from tests.tracking.stages import stage
 
 DAY = 86400.0
-#: What ``~`` stands for in these tests: the end of the names that runs get.
-MADE = "-20260101-120000-0a1b2c"
 #: The content of an entry, by its field.
 ENTRIES: dict[str, Any] = {
     "metadata": {"x": "y"},
@@ -297,21 +293,6 @@ def left(base: str | Path) -> list[str]:
     return sorted(found[len(path.rstrip("/")) + 1 :].replace(MADE, "~") for found in filesystem.find(path))
 
 
-Gc = Callable[..., Any]
-
-
-@pytest.fixture
-def gc(inside: Call) -> Gc:
-    """Run gc on a base, and return what it says: short names, without sizes and times."""
-
-    def run(base: str | Path, *words: str, older: str = "30d") -> Any:
-        done = inside("gc", "--tracker-base", str(base), "--yes", "--older-than", older, "--json", *words)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.replace(MADE, "~"))
-
-    return run
-
-
 def removed(found: Any) -> list[str]:
     return sorted(run["run"] for run in found["removed"])
 
@@ -422,101 +403,6 @@ def test_on_every_store(base: str, gc: Gc, monkeypatch: pytest.MonkeyPatch) -> N
     assert removed(found) == ["run~", "two~"]
     assert all(abs(each["modified"] - ahead()) < 300 for each in found["removed"])
     assert left(base) == sorted(map(os.path.normpath, others) if base.startswith("/") else others)
-
-
-# Interruptions: whatever happens in between, a second call finishes the removal, and new files stay
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "broken")], ids=["Ctrl-C", "disk"])
-def test_a_second_call_finishes_the_removal(
-    error: BaseException, inside: Call, gc: Gc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for after in range(8):
-        base = tmp_path / f"base-{after}"
-        for run in ("one~", "two~"):
-            put(base, f"{run}/train/1", f"{run}/train/2", f"metadata:{run}/train/1", f"sources:{run}/train/2")
-        age(base)
-        unlink = os.unlink
-        count = iter(range(100))
-
-        def fail(*given: Any, count: Any = count, after: int = after, unlink: Any = unlink, **options: Any) -> None:
-            if next(count) >= after:
-                raise error
-            unlink(*given, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "unlink", fail)
-            done = inside("gc", "--tracker-base", str(base), "--yes", "--older-than", "30d")
-            # A program waits for the pool's threads when it ends; here, they would go on beside the second call.
-            for thread in threading.enumerate():
-                if thread.name.startswith("torchx-kfp_"):
-                    thread.join(60)
-        assert done.returncode == (130 if isinstance(error, KeyboardInterrupt) else 1)
-        assert done.stdout.count("not removed, or only in part: run gc again") == 2
-        keys = left(base)
-        assert len(keys) == 8 - after
-        if any(".torchx_kfp" not in key for key in keys):
-            assert sum(".sources." in key for key in keys) == 2, "there are never results whose sources are gone"
-        assert gc(base)["removed"]
-        assert left(base) == []
-
-
-def test_a_question_explains_a_short_age(inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "run~/train/1")
-    age(tmp_path)
-    asked: list[str] = []
-    monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    done = inside("gc", "--tracker-base", str(tmp_path), "--older-than", "1m")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "The age is 1m 00s: m means minutes. For months, give days, such as 30d.\n" in done.stderr
-    assert "Remove 1 pipeline run, older than 1m 00s: " in asked[0]
-    assert done.stderr.endswith("Nothing was removed.\n")
-    assert left(tmp_path) == ["run~/train/1"]
-
-
-def test_what_is_written_used_or_changed_meanwhile_stays(
-    inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While gc asks, others go on."""
-    base = tmp_path / "base"
-    put(base, "again~/train/1", "used~/train/1", "other~/train/1", "goes~/train/1")
-    age(base)
-
-    def answer(question: str, **_: object) -> bool:
-        assert "Remove 4 pipeline runs" in question
-        fill(base, "0 again~/train/2\n0 sources:new~/s/1 < used~/train/1\n60 other~/train/1 something else")
-        return True
-
-    monkeypatch.setattr("click.confirm", answer)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    done = inside("gc", "--tracker-base", str(base), "--older-than", "30d")
-    assert "Removed 1 pipeline run, 1 file" in done.stdout, done
-    assert left(base) == [
-        key_of("sources:new~/s/1").replace(MADE, "~"), "again~/train/1", "again~/train/2", "other~/train/1",
-        "used~/train/1",
-    ]  # fmt: skip
-
-
-def test_runs_of_other_users_do_not_keep_the_others(
-    inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path, "mine~/train/1", "others~/train/1", "yours~/train/1", "metadata:others~/train/1")
-    age(tmp_path)
-    unlink = os.unlink
-
-    def refuse(name: str, *, dir_fd: int) -> None:
-        if "/others-" in os.readlink(f"/proc/self/fd/{dir_fd}"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        unlink(name, dir_fd=dir_fd)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", refuse)
-        done = inside("gc", "--tracker-base", str(tmp_path), "--yes", "--older-than", "30d")
-    assert done.returncode == 1
-    assert "No permission to remove" in done.stderr
-    assert "Removed 2 pipeline runs" in done.stdout
-    assert left(tmp_path) == [".torchx_kfp/runs/others~/train/1/1.metadata", "others~/train/1"]
 
 
 # On S3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -13,19 +14,14 @@ from typing import Any
 import pytest
 
 from dev.benchmarks.load import attack
+from tests.entrypoints.cli.conftest import Call
+from tests.tracking.conftest import MADE, Gc
+from tests.tracking.test_cleanup import DAY, age, fill, key_of, left, put
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.tracking import FsspecResultTracker, cleanup
 from torchx_kfp.tracking.cleanup import find_old_runs, find_unused_code, remove_code, remove_runs
 from torchx_kfp.tracking.store import File
 from torchx_kfp.tracking.workspaces import pack_folders
-
-DAY = 86400.0
-
-
-def age(base: Path, days: float) -> None:
-    for path in base.rglob("*"):
-        if path.is_file():
-            os.utime(path, (time.time() - days * DAY,) * 2)
 
 
 def test_no_put_is_lost_while_gc_works(tmp_path: Path) -> None:
@@ -136,3 +132,98 @@ def test_an_archive_that_is_used_again_stays(base: str, tmp_path: Path, first: s
         assert list(remove_code(store, seen)) == [], "since gc has looked"
     assert collect() == []
     assert store.read(workspace_key(packed.digest)) == packed.archive
+
+
+# Interruptions: whatever happens in between, a second call finishes the removal, and new files stay
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "broken")], ids=["Ctrl-C", "disk"])
+def test_a_second_call_finishes_the_removal(
+    error: BaseException, inside: Call, gc: Gc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for after in range(8):
+        base = tmp_path / f"base-{after}"
+        for run in ("one~", "two~"):
+            put(base, f"{run}/train/1", f"{run}/train/2", f"metadata:{run}/train/1", f"sources:{run}/train/2")
+        age(base)
+        unlink = os.unlink
+        count = iter(range(100))
+
+        def fail(*given: Any, count: Any = count, after: int = after, unlink: Any = unlink, **options: Any) -> None:
+            if next(count) >= after:
+                raise error
+            unlink(*given, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", fail)
+            done = inside("gc", "--tracker-base", str(base), "--yes", "--older-than", "30d")
+            # A program waits for the pool's threads when it ends; here, they would go on beside the second call.
+            for thread in threading.enumerate():
+                if thread.name.startswith("torchx-kfp_"):
+                    thread.join(60)
+        assert done.returncode == (130 if isinstance(error, KeyboardInterrupt) else 1)
+        assert done.stdout.count("not removed, or only in part: run gc again") == 2
+        keys = left(base)
+        assert len(keys) == 8 - after
+        if any(".torchx_kfp" not in key for key in keys):
+            assert sum(".sources." in key for key in keys) == 2, "there are never results whose sources are gone"
+        assert gc(base)["removed"]
+        assert left(base) == []
+
+
+def test_a_question_explains_a_short_age(inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "run~/train/1")
+    age(tmp_path)
+    asked: list[str] = []
+    monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    done = inside("gc", "--tracker-base", str(tmp_path), "--older-than", "1m")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "The age is 1m 00s: m means minutes. For months, give days, such as 30d.\n" in done.stderr
+    assert "Remove 1 pipeline run, older than 1m 00s: " in asked[0]
+    assert done.stderr.endswith("Nothing was removed.\n")
+    assert left(tmp_path) == ["run~/train/1"]
+
+
+def test_what_is_written_used_or_changed_meanwhile_stays(
+    inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While gc asks, others go on."""
+    base = tmp_path / "base"
+    put(base, "again~/train/1", "used~/train/1", "other~/train/1", "goes~/train/1")
+    age(base)
+
+    def answer(question: str, **_: object) -> bool:
+        assert "Remove 4 pipeline runs" in question
+        fill(base, "0 again~/train/2\n0 sources:new~/s/1 < used~/train/1\n60 other~/train/1 something else")
+        return True
+
+    monkeypatch.setattr("click.confirm", answer)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    done = inside("gc", "--tracker-base", str(base), "--older-than", "30d")
+    assert "Removed 1 pipeline run, 1 file" in done.stdout, done
+    assert left(base) == [
+        key_of("sources:new~/s/1").replace(MADE, "~"), "again~/train/1", "again~/train/2", "other~/train/1",
+        "used~/train/1",
+    ]  # fmt: skip
+
+
+def test_runs_of_other_users_do_not_keep_the_others(
+    inside: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "mine~/train/1", "others~/train/1", "yours~/train/1", "metadata:others~/train/1")
+    age(tmp_path)
+    unlink = os.unlink
+
+    def refuse(name: str, *, dir_fd: int) -> None:
+        if "/others-" in os.readlink(f"/proc/self/fd/{dir_fd}"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        unlink(name, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        done = inside("gc", "--tracker-base", str(tmp_path), "--yes", "--older-than", "30d")
+    assert done.returncode == 1
+    assert "No permission to remove" in done.stderr
+    assert "Removed 2 pipeline runs" in done.stdout
+    assert left(tmp_path) == [".torchx_kfp/runs/others~/train/1/1.metadata", "others~/train/1"]

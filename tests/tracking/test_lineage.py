@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.facts import says
-from tests.s3 import S3Server
 from tests.tracking.stages import environ, stage
 from tests.tracking.trackers import backend as torchx_tracker
 from torchx_kfp.errors import KeyRefusedError, ResultRefusedError
@@ -32,10 +31,6 @@ class TestMetadata:
         assert run.metadata() == {"epochs": 4, "config": {"lr": [0.1, 0.2]}, "note": None, "git/commit": "abc"}
         assert stage(base, "p1/train/e2").metadata() == {}
         assert FsspecResultTracker(base).keys() == FsspecResultTracker(base).names() == []
-
-    def test_is_not_limited_as_results_are(self, base: str) -> None:
-        stage(base).add_metadata(text="x" * 100_000)
-        assert stage(base).metadata() == {"text": "x" * 100_000}
 
     def test_what_json_cannot_hold(self, tmp_path: Path) -> None:
         run = stage(tmp_path)
@@ -214,23 +209,6 @@ class TestLineage:
         assert len(links) == len(set(links))
 
 
-@pytest.mark.s3
-def test_each_record_is_one_request(s3_server: S3Server, s3_base: str) -> None:
-    tracker = FsspecResultTracker(s3_base)
-    tracker["warm"] = {"x": 1}
-    bucket = s3_base.split("/")[2]
-    root = f"/{bucket}/results/.torchx_kfp"
-    parents = {"a": "p1/a/1", "trials": tuple(f"p1/train/{number}" for number in range(50))}
-    declared = s3_server.requests(lambda: stage(s3_base, "p1/use/1", parents))
-    assert declared == [f"PUT {root}/runs/p1/use/1/0-start.sources.started"], "one, however much is read"
-    assert s3_server.requests(lambda: stage(s3_base, "p1/use/1", parents)) == [], "once in a process"
-    assert s3_server.requests(lambda: stage(s3_base)) == [f"PUT {root}/runs/p1/train/e1/0-start.started"]
-    run = stage(s3_base)
-    for action in (lambda: run.add_metadata(a=1, b=2), lambda: run.add_artifact("model", "s3://models/1")):
-        (request,) = s3_server.requests(action)
-        assert request.startswith("PUT ")
-
-
 @pytest.mark.parametrize("run_id", ["", "..", "a/../b", "/a", "a//b", "a\0b"])
 def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
     backend = torchx_tracker(tmp_path / "base")
@@ -243,17 +221,6 @@ def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
         with pytest.raises(KeyRefusedError, match="The key "):
             action()
     assert os.listdir(tmp_path) == []
-
-
-def test_runs_of_which_anything_is_said(base: str) -> None:
-    backend = torchx_tracker(base)
-    assert list(backend.run_ids()) == []
-    stage(base, "p1/b/1").add_artifact("model", "x")
-    stage(base, "p1/c/1", {"a": "p1/a/1"}).put(x=1)
-    others = ["local_cwd://torchx/app-1", "a/100%/b", "a%2Fb", "ü/2/3", "<UNDEFINED>"]
-    for run_id in others:
-        backend.add_metadata(run_id, x=1)
-    assert list(backend.run_ids()) == sorted(["p1/b/1", "p1/c/1", *others])
 
 
 def test_entries_are_json_that_others_can_read(tmp_path: Path) -> None:

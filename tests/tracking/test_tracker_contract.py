@@ -6,12 +6,8 @@ import decimal
 import enum
 import json
 import math
-import os
 import pickle
 import re
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -20,20 +16,15 @@ from typing import Any
 import fsspec
 import hypothesis
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp.errors import (
     CorruptResultError,
     KeyRefusedError,
-    MissingCredentialsError,
     ResultRefusedError,
-    TrackerBaseError,
-    TrackerError,
 )
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.store import File
 
 pytestmark = pytest.mark.lowest
 
@@ -119,23 +110,6 @@ def test_what_is_put_is_got_with_its_types(tracker: FsspecResultTracker, base: s
     assert FsspecResultTracker(base + "/")["run/train/1"] == results
     assert pickle.loads(pickle.dumps(tracker))["run/train/1"] == results
     assert (tracker.tracker_base, repr(tracker)) == (base, f"FsspecResultTracker({base!r})")
-
-
-def test_put_replaces_all_results_of_the_key(tracker: FsspecResultTracker) -> None:
-    tracker.put("run", a=1, b="x" * 1000)
-    tracker.put("run", c=2)
-    assert tracker["run"] == {"c": 2}
-    tracker.put("run")
-    assert tracker["run"] == {}
-    assert tracker.keys() == ["run"]
-
-
-def test_numbers_that_diverge_are_results(tracker: FsspecResultTracker, base: str) -> None:
-    tracker.put("run", nan=math.nan, up=math.inf, down=-math.inf)
-    results = tracker["run"]
-    assert math.isnan(results["nan"])
-    assert (results["up"], results["down"]) == (math.inf, -math.inf)
-    assert stored(base, "run") == b'{\n  "nan": NaN,\n  "up": Infinity,\n  "down": -Infinity\n}'
 
 
 def test_reads_what_other_programs_wrote(tracker: FsspecResultTracker, base: str) -> None:
@@ -297,163 +271,6 @@ def test_a_key_above_or_below_another_one(tracker: FsspecResultTracker, base: st
                 action()
         assert tracker.keys() == [first]
     assert tracker[first] == {"x": 1}
-
-
-def test_keys_below_a_prefix_are_listed(tracker: FsspecResultTracker) -> None:
-    assert tracker.keys() == tracker.keys("a") == tracker.names() == []
-    for key in ("b", "a/b/2", "a/b/1", "a/c", "ab/c", 3):
-        tracker[key] = {"x": 1}
-    assert tracker.keys() == ["3", "a/b/1", "a/b/2", "a/c", "ab/c", "b"]
-    assert tracker.keys("a") == ["a/b/1", "a/b/2", "a/c"]
-    assert tracker.keys("a/b") == ["a/b/1", "a/b/2"]
-    assert tracker.keys("a/c") == ["a/c"]
-    assert tracker.keys("missing") == []
-    assert tracker.names() == ["3", "a/", "ab/", "b"]
-
-
-def test_files_are_listed_with_sizes_and_removed(tracker: FsspecResultTracker) -> None:
-    before = time.time()
-    tracker.put("p1/train/1", x=1)
-    tracker.put("p1/train/2", x=1)
-    tracker.store.write(".torchx_kfp/runs/r/1.metadata", b"{}")
-    files = tracker.store.list_files()
-    assert [(file.key, file.size) for file in files] == [
-        (".torchx_kfp/runs/r/1.metadata", 2), ("p1/train/1", 12), ("p1/train/2", 12),
-    ]  # fmt: skip
-    # The times of S3 are whole seconds.
-    assert all(before - 2 < file.modified < time.time() + 2 for file in files)
-    for file in (files[1], files[1], File("none/at/all", 1, 1.0)):
-        assert tracker.store.remove(file)
-    assert tracker.keys() == ["p1/train/2"]
-    assert tracker["p1/train/1"] == {}
-    tracker.put("p1/train/1", x=2)
-    assert tracker["p1/train/1"] == {"x": 2}
-
-
-# Forms of a tracker base
-
-
-@pytest.mark.usual  # memory of the lowest fsspec does not list keys with "://"
-@pytest.mark.parametrize("form", ["Path", "file://", "memory://"])
-def test_every_form_of_a_base_keeps_results(form: str, tmp_path: Path, memory_base: str) -> None:
-    base = {"file://": f"file://{tmp_path}/results", "memory://": form}.get(form, tmp_path / "results")
-    tracker = FsspecResultTracker(base)
-    keys = ["100% [a]#1?", "a/b/1", "a/b/2", "a:b", "local_cwd://session/app-1"]
-    for key in keys:
-        tracker.put(key, old="x" * 1000)
-        tracker.put(key, key=key)
-    assert {key: tracker[key] for key in keys} == {key: {"key": key} for key in keys}
-    assert [results["key"] for _, results in tracker.items()] == keys
-    assert tracker.keys("a") == ["a/b/1", "a/b/2"]
-    assert tracker.names() == ["100% [a]#1?", "a/", "a:b", "local_cwd:/"]
-    actions = (lambda: tracker.put("a/b", x=1), lambda: tracker.get("a:b/c"), lambda: tracker.get("a/../b"))
-    for action in actions[2:] if form == "memory://" else actions:
-        with pytest.raises(KeyRefusedError, match="The key "):
-            action()
-    assert all(map(tracker.store.remove, tracker.store.list_files("a/b/1")))
-    assert tracker.store.read("a/b/1") is None
-    assert tracker.location("run") == {"memory://": "memory:///run"}.get(form, f"{tmp_path}/results/run")
-    with pytest.raises(TrackerError, match=says("a:b'", "tracker base")):
-        FsspecResultTracker(f"{base}/a:b" if form != "memory://" else "memory://a:b")["run"] = {"x": 1}
-
-
-@pytest.mark.parametrize(
-    ("base", "message"),
-    [
-        ("", says("''", "/tmp/results", "s3://")),
-        ("  ", says("'  '", "Use")),
-        ("a\0b", says("'a\\x00b'", "tracker base", "Use")),
-        (b"/tmp", says("b'/tmp'", "tracker base", "directory")),
-        (
-            "nope://x",
-            says("'nope://x'", "tracker base", "directory", "Use"),
-        ),
-        ("s3:/b/x", says("'s3:/b/x'", "'s3://b/x'", "'./s3:/b/x'")),
-        ("s3://", says("'s3://'", "s3://bucket/results")),
-    ],
-)
-def test_bases_that_are_refused(base: Any, message: str) -> None:
-    with pytest.raises(TrackerBaseError, match=message):
-        FsspecResultTracker(base)
-
-
-#: Bases of all forms: paths, URLs of files, and what looks like one of them.
-FORMS = ["file://", "file:", "local://", "/", "~", ".", "..", "a", "é", " ", "%20", "*", "[", "?", "#"]
-BASES = st.builds("".join, st.lists(st.sampled_from(FORMS)))
-
-
-@pytest.mark.usual  # the lowest fsspec keeps a dot at the end of a path
-@hypothesis.given(base=BASES)
-@hypothesis.example(base=".")
-@hypothesis.example(base="./~")
-@hypothesis.example(base="~/a/")
-@hypothesis.example(base="file:///~/a//")
-def test_a_directory_is_that_of_fsspec(base: str) -> None:
-    try:
-        store = FsspecResultTracker(base).store
-    except TrackerBaseError:
-        return
-    filesystem, path = fsspec.core.url_to_fs(base)
-    assert isinstance(filesystem, LocalFileSystem)
-    assert os.path.dirname(store.location("key")) == (path.rstrip("/") or "/")
-
-
-@pytest.mark.parametrize(
-    ("base", "module", "install"),
-    [
-        ("s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
-        ("s3a://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
-        ("gs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
-        ("gcs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
-        ("simplecache::s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
-        ("abfs://bucket/x", "adlfs", "adlfs"),
-    ],
-)
-def test_a_missing_package_is_named(base: str, module: str, install: str) -> None:
-    code = """
-import sys
-sys.modules[sys.argv[2]] = None  # as if it were not installed
-from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.store import File
-try:
-    FsspecResultTracker(sys.argv[1])
-except Exception as error:
-    print(type(error).__name__, isinstance(error.__cause__, ImportError), error)
-"""
-    done = subprocess.run([sys.executable, "-c", code, base, module], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"TrackerBaseError True The tracker base {base!r} needs a package that is missing: ")
-    assert install in done.stdout
-
-
-@pytest.mark.skipif(
-    "cat_ranges" not in vars(fsspec.get_filesystem_class("dir")), reason="this fsspec cannot read several through dir::"
-)
-def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
-    """For fsspec, it is neither local nor an object store, like SFTP and HDFS."""
-    (tmp_path / "base").mkdir()
-    tracker = FsspecResultTracker(f"dir::file://{tmp_path}/base")
-    tracker["a/b"] = {"x": 1}
-    assert tracker["a/b"] == {"x": 1}
-    assert tracker["missing"] == {}
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
-    for key in ("a", "a/b/c"):
-        with pytest.raises(KeyRefusedError, match=says(f"'{key}'", "folder", "'dir::")):
-            tracker[key] = {"x": 1}
-    with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
-        tracker["n" * 300] = {"x": 1}
-
-
-def test_no_credentials_of_google(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class DefaultCredentialsError(Exception):
-        """Like the exception of google-auth."""
-
-    def fail(*args: object, **options: object) -> None:
-        raise DefaultCredentialsError("Your default credentials were not found.")
-
-    tracker = FsspecResultTracker(memory_base)
-    monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", fail)
-    with pytest.raises(MissingCredentialsError, match=says(f"{memory_base!r}", "GOOGLE_APPLICATION_CREDENTIALS")):
-        tracker.get("run")
 
 
 # What does not depend on the store

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role, VolumeMount
+from torchx.specs import AppDef, Resource, RetryPolicy, Role, VolumeMount
 
 from tests.authoring.engines.apps import EFA, INSTANCE, OVERLAY
 from torchx_kfp.authoring.appdef import FIELDS
@@ -110,21 +110,3 @@ def test_what_the_table_says_is_what_happens(engine: str, kind: str, field: str)
         assert plan(engine, before) != plan(engine, after)
     else:
         assert without_fewest(plan(engine, before)) == without_fewest(plan(engine, after))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_only_engines_have_a_place_for(engine: str) -> None:
-    """A single replica is enough for that."""
-    one = {"num_replicas": 1}
-    for level, fields in (
-        ("role", {"mounts": [BindMount("/a", "/b")]}),
-        ("role", {"mounts": [VolumeMount("a", "/b", read_only=True)]}),
-        ("role", {"metadata": {"kubernetes": OVERLAY}}),
-        ("resource", {"gpu": 1, "devices": {EFA: 1}}),
-    ):
-        with pytest.raises(AppDefError, match="engine='job'"):
-            plan(NO_ENGINE, make(NO_ENGINE, **{level: fields}))
-        if level == "role":
-            plan(engine, make(engine, role={**one, **fields}))
-        else:
-            plan(engine, make(engine, role=one | {"resource": Resource(cpu=1, memMB=1, **fields)}))

@@ -9,7 +9,7 @@ import yaml
 from kfp import dsl, kubernetes
 from torchx.specs import Resource, VolumeMount
 
-from tests.authoring.apps import compile_pipeline, load, make_app
+from tests.authoring.apps import compile_pipeline, make_app
 from tests.authoring.engines.apps import app, distributed, role
 from tests.documents import documents
 from torchx_kfp import task_from_app
@@ -65,32 +65,6 @@ def test_an_older_kfp_hands_on_nothing() -> None:
     component = distributed(app(role(), name="train"), replicas=lambda n: n).component
     assert "taskConfigPassthroughs" not in component
     assert set(component["inputDefinitions"]["parameters"]) == {"n_int"}
-
-
-def test_only_distributed_stages_take_it() -> None:
-    def pipeline() -> None:
-        task_from_app(make_app())
-
-    assert "TASK_CONFIG" not in compile_pipeline(pipeline)
-
-
-def test_resources_of_the_appdef_are_not_those_of_the_launcher() -> None:
-    found = distributed(app(role(resource=Resource(cpu=4, gpu=1, memMB=4000), mounts=[VolumeMount("data", "/data")])))
-    (pod,) = found.pods()
-    assert pod["spec"]["containers"][0]["resources"]["limits"] == {
-        "cpu": "4000m",
-        "memory": "4000M",
-        "nvidia.com/gpu": "1",
-    }
-
-    def pipeline() -> None:
-        task_from_app(app(role(resource=Resource(4, 1, 4000))), engine="job")
-
-    spec, platform = load(compile_pipeline(pipeline))
-    (executor,) = spec["deploymentSpec"]["executors"].values()
-    assert "resources" not in executor["container"]
-    assert [set(settings) for settings in platform.values()] == [{"fieldPathAsEnv"}]
-    assert "pvcMount" not in found.platform, "nothing there is published"
 
 
 # torchx-kfp check

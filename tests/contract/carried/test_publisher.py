@@ -354,16 +354,6 @@ def test_a_local_file_or_folder_is_kept_by_kfp(tmp_path: Path) -> None:
     assert stage.report()["folder"]["uri"] == "s3://bucket/root/folder", "where KFP puts it"
 
 
-def test_the_last_registration_counts(stage: Stage, tmp_path: Path) -> None:
-    for number in range(3):
-        for name in ("model", "confusion", "train/notes"):
-            (tmp_path / f"{number}.html").write_text(str(number))
-            stage.register(name, f"file://{tmp_path}/{number}.html")
-    assert stage.run("true").returncode == 0
-    assert (tmp_path / "out" / "model").read_text() == "2"
-    assert (tmp_path / "out" / "train_notes").read_text() == "2"
-
-
 # Files whose reading never ends
 
 

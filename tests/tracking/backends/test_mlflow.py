@@ -272,18 +272,6 @@ def test_any_run_id(tracker: Any, client: MlflowClient, experiment: str, run_id:
     assert the_run(client, experiment).data.metrics == {"a": 1.0}
 
 
-def test_sources_are_tags(tracker: Any, client: MlflowClient, experiment: str) -> None:
-    for _ in range(2):  # like AppRun and a stage's results at the same time
-        tracker.add_source(RUN, "r/prep/1")
-    tracker.add_source(RUN, "s3://data", "data")
-    tags = the_run(client, experiment).data.tags
-    sources = [json.loads(text) for name, text in tags.items() if name.startswith("torchx.source.")]
-    assert sorted(sources, key=str) == [
-        {"run_id": "r/prep/1", "artifact_name": None},
-        {"run_id": "s3://data", "artifact_name": "data"},
-    ]
-
-
 def test_reading_is_refused(tracker: Any) -> None:
     for method in (tracker.metadata, tracker.artifacts, tracker.sources, tracker.lineage):
         with pytest.raises(NotImplementedError, match=says("MLflow", "copies", "MlflowClient", "current_run()")):

@@ -21,7 +21,7 @@ from tests.facts import says
 from tests.tracking.stages import application, environ, stage
 from tests.tracking.trackers import backend as backend_of
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link
+from torchx_kfp.tracking import Artifact, FsspecResultTracker
 
 RUN = "local_cwd://session/app-1"
 OTHER = "kubernetes://default/app-2"
@@ -107,15 +107,6 @@ class TestAgainstTorchX:
         backend.add_source("third", RUN)
         assert sorted(backend.run_ids()) == sorted([RUN, OTHER, "third"])
 
-    def test_an_app_run(self, backend: api.TrackerBase) -> None:
-        run = api.AppRun(RUN, [backend])
-        run.add_metadata(a=1)
-        run.add_artifact("model", "/models/1")
-        run.add_source(OTHER, "data")
-        (source,) = run.sources()
-        assert (source.parent.job_id(), source.artifact_name) == (OTHER, "data")
-        assert backend.metadata(RUN) == {"a": 1}
-
 
 def test_an_artifact_of_a_source_is_said_beside_another(base: str) -> None:
     backend = backend_of(base)
@@ -123,20 +114,6 @@ def test_an_artifact_of_a_source_is_said_beside_another(base: str) -> None:
         for name in (None, "model", "plot", ""):
             backend.add_source(RUN, OTHER, name)
     assert pairs(backend.sources(RUN)) == [(OTHER, None), (OTHER, "model"), (OTHER, "plot")], "each once"
-
-
-def test_a_lineage_has_ancestors_descendants_and_links(base: str) -> None:
-    backend = backend_of(base)
-    backend.add_artifact("p1/train/1", "model", "s3://models/1")
-    backend.add_source("p1/use/1", "p1/train/1", "model")
-    backend.add_source("p2/deploy/1", "p1/use/1")
-    found = backend.lineage("p1/use/1")
-    assert isinstance(found, api.Lineage)
-    assert (found.ancestors, found.descendants) == (("p1/train/1",), ("p2/deploy/1",))
-    assert found.links == (
-        Link("p1/train/1", "p1/use/1", None, (Artifact("model", "s3://models/1"),), named=True),
-        Link("p1/use/1", "p2/deploy/1"),
-    )
 
 
 def test_both_sides_are_one_store(base: str) -> None:

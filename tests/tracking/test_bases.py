@@ -1,0 +1,144 @@
+"""Tracker bases: their forms, those that are refused, and what a store of each kind needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import hypothesis
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import strategies as st
+
+from tests.facts import says
+from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
+from torchx_kfp.tracking import FsspecResultTracker
+
+pytestmark = pytest.mark.lowest
+
+
+@pytest.mark.usual  # memory of the lowest fsspec does not list keys with "://"
+@pytest.mark.parametrize("form", ["Path", "file://", "memory://"])
+def test_every_form_of_a_base_keeps_results(form: str, tmp_path: Path, memory_base: str) -> None:
+    base = {"file://": f"file://{tmp_path}/results", "memory://": form}.get(form, tmp_path / "results")
+    tracker = FsspecResultTracker(base)
+    keys = ["100% [a]#1?", "a/b/1", "a/b/2", "a:b", "local_cwd://session/app-1"]
+    for key in keys:
+        tracker.put(key, old="x" * 1000)
+        tracker.put(key, key=key)
+    assert {key: tracker[key] for key in keys} == {key: {"key": key} for key in keys}
+    assert [results["key"] for _, results in tracker.items()] == keys
+    assert tracker.keys("a") == ["a/b/1", "a/b/2"]
+    assert tracker.names() == ["100% [a]#1?", "a/", "a:b", "local_cwd:/"]
+    actions = (lambda: tracker.put("a/b", x=1), lambda: tracker.get("a:b/c"), lambda: tracker.get("a/../b"))
+    for action in actions[2:] if form == "memory://" else actions:
+        with pytest.raises(KeyRefusedError, match="The key "):
+            action()
+    assert all(map(tracker.store.remove, tracker.store.list_files("a/b/1")))
+    assert tracker.store.read("a/b/1") is None
+    assert tracker.location("run") == {"memory://": "memory:///run"}.get(form, f"{tmp_path}/results/run")
+    with pytest.raises(TrackerError, match=says("a:b'", "tracker base")):
+        FsspecResultTracker(f"{base}/a:b" if form != "memory://" else "memory://a:b")["run"] = {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("", says("''", "/tmp/results", "s3://")),
+        ("  ", says("'  '", "Use")),
+        ("a\0b", says("'a\\x00b'", "tracker base", "Use")),
+        (b"/tmp", says("b'/tmp'", "tracker base", "directory")),
+        (
+            "nope://x",
+            says("'nope://x'", "tracker base", "directory", "Use"),
+        ),
+        ("s3:/b/x", says("'s3:/b/x'", "'s3://b/x'", "'./s3:/b/x'")),
+        ("s3://", says("'s3://'", "s3://bucket/results")),
+    ],
+)
+def test_bases_that_are_refused(base: Any, message: str) -> None:
+    with pytest.raises(TrackerBaseError, match=message):
+        FsspecResultTracker(base)
+
+
+#: Bases of all forms: paths, URLs of files, and what looks like one of them.
+FORMS = ["file://", "file:", "local://", "/", "~", ".", "..", "a", "é", " ", "%20", "*", "[", "?", "#"]
+BASES = st.builds("".join, st.lists(st.sampled_from(FORMS)))
+
+
+@pytest.mark.usual  # the lowest fsspec keeps a dot at the end of a path
+@hypothesis.given(base=BASES)
+@hypothesis.example(base=".")
+@hypothesis.example(base="./~")
+@hypothesis.example(base="~/a/")
+@hypothesis.example(base="file:///~/a//")
+def test_a_directory_is_that_of_fsspec(base: str) -> None:
+    try:
+        store = FsspecResultTracker(base).store
+    except TrackerBaseError:
+        return
+    filesystem, path = fsspec.core.url_to_fs(base)
+    assert isinstance(filesystem, LocalFileSystem)
+    assert os.path.dirname(store.location("key")) == (path.rstrip("/") or "/")
+
+
+@pytest.mark.parametrize(
+    ("base", "module", "install"),
+    [
+        ("s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("s3a://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("gs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
+        ("gcs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
+        ("simplecache::s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("abfs://bucket/x", "adlfs", "adlfs"),
+    ],
+)
+def test_a_missing_package_is_named(base: str, module: str, install: str) -> None:
+    code = """
+import sys
+sys.modules[sys.argv[2]] = None  # as if it were not installed
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.store import File
+try:
+    FsspecResultTracker(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, isinstance(error.__cause__, ImportError), error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, base, module], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"TrackerBaseError True The tracker base {base!r} needs a package that is missing: ")
+    assert install in done.stdout
+
+
+@pytest.mark.skipif(
+    "cat_ranges" not in vars(fsspec.get_filesystem_class("dir")), reason="this fsspec cannot read several through dir::"
+)
+def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
+    """For fsspec, it is neither local nor an object store, like SFTP and HDFS."""
+    (tmp_path / "base").mkdir()
+    tracker = FsspecResultTracker(f"dir::file://{tmp_path}/base")
+    tracker["a/b"] = {"x": 1}
+    assert tracker["a/b"] == {"x": 1}
+    assert tracker["missing"] == {}
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
+    for key in ("a", "a/b/c"):
+        with pytest.raises(KeyRefusedError, match=says(f"'{key}'", "folder", "'dir::")):
+            tracker[key] = {"x": 1}
+    with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
+        tracker["n" * 300] = {"x": 1}
+
+
+def test_no_credentials_of_google(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DefaultCredentialsError(Exception):
+        """Like the exception of google-auth."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise DefaultCredentialsError("Your default credentials were not found.")
+
+    tracker = FsspecResultTracker(memory_base)
+    monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", fail)
+    with pytest.raises(MissingCredentialsError, match=says(f"{memory_base!r}", "GOOGLE_APPLICATION_CREDENTIALS")):
+        tracker.get("run")
