@@ -217,7 +217,7 @@ NEED_VALUES: dict[str, dict[str, str]] = {
         "show('a' if x == 'fast' else 'b')": "the operation eq",
         "show('x', image=x.split(':')[0])": "its .split()",
         "show(str(Path(x).name), str(x)[3:])": "the operation bool",
-        "changed(app_name=x)": "in the name or the metadata of the AppDef",
+        "changed(app_name=x)": "not where a channel can be: '7'",
         "show('x', env={f'{x}': '1'})": "the operation hash",
         **dict.fromkeys(
             [
@@ -253,8 +253,8 @@ NEED_VALUES: dict[str, dict[str, str]] = {
     },
     "int": {
         "show(f'{x * 100}')": "the operation mul",
-        "changed(num_replicas=x)": "the field num_replicas of a role",
-        "changed(resource=specs.Resource(cpu=x, gpu=0, memMB=-1))": "the field resource of a role",
+        "changed(num_replicas=x)": "not where a channel can be: 1000000",
+        "changed(resource=specs.Resource(cpu=x, gpu=0, memMB=-1))": "not where a channel can be: 1000000",
         "show(f'{x!r}')": "",
         "show(f'{[x]}')": "",
         "show({1: 'one'}.get(x, 'many'))": "",
@@ -307,7 +307,7 @@ def test_the_message_has_the_line_and_the_call_that_works() -> None:
     with pytest.raises(
         AppDefError,
         match=begins.format("placed")
-        + r"- 'a': the field num_replicas of a role\n- 'b': the field max_retries of a role\n"
+        + r"- 'a': .* where a channel can be: 1000000\n- 'b': .* where a channel can be: 1000000\n"
         r"Give them as constants: component_from_function\(placed, a=1, b=2\)\.$",
     ):
         component_from_function(placed)
@@ -435,7 +435,7 @@ WRONG_CALLS: dict[type[Exception], list[Row]] = {
         (lambda: component_from_function(train, rate=1), "'train'", "'rate'"),
         (lambda: component_from_function(show, args="a"), "args='a'", "'show'"),
         (lambda: component_from_function(takes_replicas, count=2), "num_replicas=2"),
-        (lambda: component_from_function(takes_a_path), "'path'", "'takes_a_path'", " Path,", "path="),
+        (lambda: component_from_function(takes_a_path), "'path'", "'takes_a_path'", "Path'", "path="),
         (lambda: component_from_function(nothing), "'nothing'", "None"),
         (lambda: component_from_function(utils.booth, tracked=True), "the parameter 'tracker_base'", "itself", "give"),
         *(

@@ -65,6 +65,7 @@ GPU = "nvidia.com/gpu"
 
 _ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller, engine='volcano' needs Volcano"
 _ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
+_WHERE = "Give it to task_from_app, or torchx run: -cfg engine="
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,11 @@ class PodSettings:
 
 def single_role(app: specs.AppDef) -> specs.Role:
     """Return the AppDef's one role, and reject several ones and replicas, for which KFP has no place."""
-    check_app(app)
     if len(app.roles) > 1:
         raise AppDefError(
             f"AppDef {app.name!r} has {len(app.roles)} roles ({', '.join(repr(role.name) for role in app.roles)}). "
-            f"Several roles need an engine: {_ENGINES_OF_ROLES}. Without one, a stage is one pod: make an AppDef "
-            "for each role and chain their stages."
+            f"Several roles need an engine: {_ENGINES_OF_ROLES}. {_WHERE}jobset. Without one, a stage is one pod: make "
+            "an AppDef for each role and chain their stages."
         )
     (role,) = app.roles
     where = check_role(app, role)
@@ -105,8 +105,8 @@ def single_role(app: specs.AppDef) -> specs.Role:
         value = getattr(role, name)
         if value != 1 and not (name == "min_replicas" and value is None):
             raise AppDefError(
-                f"{where} has {name}={value!r}. Several replicas need an engine: {_ENGINES_OF_REPLICAS}. Without "
-                "one, a stage is one pod of KFP (dist.ddp: j='1xN' runs N processes in one pod)."
+                f"{where} has {name}={value!r}. Several replicas need an engine: {_ENGINES_OF_REPLICAS}. "
+                f"{_WHERE}job. Without one, a stage is one pod of KFP (dist.ddp: j='1xN' runs N processes in one pod)."
             )
     if "kubernetes" in role.metadata:
         raise AppDefError(
@@ -140,10 +140,13 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     # Comparing a channel with == makes a condition for dsl.If, which counts as true.
     for name, what in (("entrypoint", "the program to run"), ("image", "a container image")):
         value = getattr(role, name)
-        if isinstance(value, str) and value in ("", specs.MISSING):
+        if isinstance(value, str) and value.strip() in ("", specs.MISSING):
             raise AppDefError(f"{where} has no {name}. Set Role.{name} to {what}.")
-    if isinstance(role.entrypoint, str):
-        _check_entrypoint(role.entrypoint, where)
+    if isinstance(role.entrypoint, str) and role.entrypoint.startswith("-"):
+        raise AppDefError(
+            f"The entrypoint of {where} is {role.entrypoint!r}, which looks like an option. Set it to a program, and "
+            "put options into Role.args."
+        )
     if getattr(role, "base_image", None):
         raise AppDefError(
             f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "
@@ -154,16 +157,6 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     return where
 
 
-def _check_entrypoint(entrypoint: str, where: str) -> None:
-    if not entrypoint.strip():
-        raise AppDefError(f"The entrypoint of {where} is {entrypoint!r}. Set it to a program.")
-    if entrypoint.startswith("-"):
-        raise AppDefError(
-            f"The entrypoint of {where} is {entrypoint!r}, which looks like an option. Set it to a program, and put "
-            "options into Role.args."
-        )
-
-
 def _refuse_channels(role: specs.Role, where: str) -> None:
     """Reject channels in fields that must be known when the pipeline is compiled."""
     mounts = [vars(mount) for mount in role.mounts if hasattr(mount, "__dict__")]
@@ -172,8 +165,8 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
     for name, value in {**values, "mounts": mounts, "the names in env": list(role.env)}.items():
         if contains_channel(value):
             raise ChannelError(
-                f"{name} of {where} contains a pipeline channel. Its value must be known when the pipeline is "
-                "compiled: channels work in entrypoint, args, the values of env, and image."
+                f"{name} of {where} contains a pipeline channel, or a component's input. Its value must be known when "
+                "the pipeline is compiled: channels work in entrypoint, args, the values of env, and image."
             )
     if not isinstance(role.resource, specs.Resource):
         raise AppDefError(

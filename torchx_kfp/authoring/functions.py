@@ -16,7 +16,6 @@ import math
 import shlex
 import sys
 import traceback
-import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -25,15 +24,14 @@ from torchx import specs
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
+from torchx_kfp.authoring.python import check_arguments, typed_parameters
 from torchx_kfp.authoring.references import (
     PYTHON_TYPES,
     Reference,
     fill_parameters,
     parameter,
     parameter_text,
-    parameters_in,
 )
-from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import AppDefError
 
 _IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
@@ -46,6 +44,9 @@ _SAMPLES: dict[str, tuple[object, object]] = {
     "LIST": ([1, 2], ["a"]),
     "STRUCT": ({"k": 1}, {"a": "b"}),
 }
+
+#: The fields in which KFP fills in values, and those that hold them.
+_FILLED_IN = ("roles", "entrypoint", "image", "args", "env")
 
 
 class ValueNeededError(BaseException):
@@ -121,13 +122,15 @@ def call_function(
         The AppDef, and the function's inputs with their defaults.
     """
     call = _Call(fn, constants)
-    call.check_constants(options)
+    check_arguments(f"The function {call.name!r}", constants, call.signature.parameters, options)
+    for name, value in constants.items():
+        is_several = call.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        if is_several and not isinstance(value, list | tuple):
+            raise AppDefError(f"{name}={value!r} is for *{name} of the function {call.name!r}: give a list.")
     inputs = dict(call.inputs())
     app = call.build({name: Placeholder(reference) for name, reference in inputs.items()})
     if not isinstance(app, specs.AppDef):
         raise AppDefError(f"{call.title} returned {app!r}, but a TorchX component returns an AppDef.")
-    if misplaced := _misplaced_inputs(app):
-        call.refuse(misplaced)
     app = _plain(app)
     call.check_samples(app, inputs)
     defaults = {reference: call.signature.parameters[name].default for name, reference in inputs.items()}
@@ -154,47 +157,18 @@ class _Call:
     def title(self) -> str:
         return f"The function {self.name!r}"
 
-    def check_constants(self, options: Collection[str]) -> None:
-        parameters = self.signature.parameters
-        for name, value in self.constants.items():
-            if name not in parameters:
-                hint = did_you_mean(name, [*parameters, *options])
-                also = f" The options of a stage are: {', '.join(options)}." if options else ""
-                raise AppDefError(
-                    f"{self.title} has no parameter {name!r}.{hint} Its parameters are: "
-                    f"{', '.join(parameters) or 'none'}.{also}"
-                )
-            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL and not isinstance(value, list | tuple):
-                raise AppDefError(f"{name}={value!r} is for *{name} of the function {self.name!r}: give a list.")
-
     def inputs(self) -> Iterator[tuple[str, Reference]]:
         """Yield the parameters that become inputs."""
-        try:
-            hints = typing.get_type_hints(self.fn)
-        except Exception:  # an annotation has an unknown name: the annotations themselves may be enough
-            hints = dict(getattr(self.fn, "__annotations__", {}))
-        for name, declared in self.signature.parameters.items():
-            default = declared.default
-            if (
-                name in self.constants
-                or default is None
-                or declared.kind in (declared.VAR_POSITIONAL, declared.VAR_KEYWORD)
-            ):
+        for name, (declared, type_) in typed_parameters(self.fn).items():
+            if name in self.constants or declared.default is None:
                 continue
-            hint = hints.get(name, str if default is declared.empty else type(default))
-            members = [member for member in typing.get_args(hint) if member is not type(None)]
-            member: Any = members[0] if len(members) == 1 else None  # the T in Optional[T]
-            optional: Any = typing.get_origin(member) or member
-            kind = _IR_TYPES.get(typing.get_origin(hint) or hint) or _IR_TYPES.get(optional)
-            what = None
-            if kind is None or not is_input_name(name):
-                what = f"type {_code_of(hint)}, but inputs of KFP components are str, int, float, bool, list or dict"
-            elif default is not declared.empty and not _can_pass(default, kind):
-                what = f"default {default!r}, which KFP cannot pass on as its type"
-            if what or kind is None:
+            is_untyped = declared.annotation is declared.empty and declared.default is declared.empty
+            kind = "STRING" if is_untyped else _IR_TYPES.get(type_ or object)
+            if not is_input_name(name) or not kind or not _can_pass(declared.default, kind):
                 raise AppDefError(
-                    f"The parameter {name!r} of the function {self.name!r} has the {what}. Give it as a constant: "
-                    f"component_from_function({self.name}, {name}=...)."
+                    f"The parameter {name!r} of the function {self.name!r} is '{declared}'. A component's inputs are "
+                    "str, int, float, bool, list or dict, and so are their defaults, with numbers that JSON has. Give "
+                    f"it as a constant: component_from_function({self.name}, {name}=...)."
                 )
             yield name, parameter(name, kind)
 
@@ -230,6 +204,7 @@ class _Call:
                 "a random number, an object that it changes). A component is made only once: give values that change "
                 f"as constants, component_from_function({self.name}, NAME=...)."
             )
+        wrong: dict[str, str] = {}
         for name, reference in inputs.items():
             for value in _SAMPLES[reference.type]:
                 try:
@@ -239,7 +214,9 @@ class _Call:
                 except Exception:  # the function does not accept this value
                     continue
                 if not is_same:
-                    self.refuse({name: f"the AppDef depends on more than its text: {value!r} makes a different one"})
+                    wrong[name] = f"the AppDef needs more than its text, or not where a channel can be: {value!r}"
+        if wrong:
+            self.refuse(wrong)
 
     def refuse(self, wrong: Mapping[str, str]) -> NoReturn:
         defaults = {name: self.signature.parameters[name].default for name in wrong}
@@ -263,7 +240,9 @@ class _Call:
 
 
 def _can_pass(default: object, kind: str) -> bool:
-    """Return whether KFP can pass on a default."""
+    """Return whether KFP can pass on a default, if there is one."""
+    if default is inspect.Parameter.empty:
+        return True
     if kind == "NUMBER_DOUBLE":
         return type(default) in (int, float) and math.isfinite(default)  # type: ignore[arg-type]
     if kind == "NUMBER_INTEGER":
@@ -286,7 +265,8 @@ def _content(value: object, texts: Mapping[str, str] | None = None) -> object:
             args = [*value.args[:index], _words(_plain(value.args[index])), *value.args[index + 1 :]]
             value = dataclasses.replace(value, args=args)
     if dataclasses.is_dataclass(value):
-        return {item.name: _content(getattr(value, item.name), texts) for item in dataclasses.fields(value)}
+        names = [item.name for item in dataclasses.fields(value)]
+        return {name: _content(getattr(value, name), texts if name in _FILLED_IN else None) for name in names}
     if isinstance(value, Mapping):
         return {_plain(key): _content(item, texts) for key, item in value.items()}
     return [_content(item, texts) for item in value] if isinstance(value, list | tuple) else value
@@ -297,24 +277,6 @@ def _words(program: str) -> list[str]:
         return shlex.split(program)
     except ValueError:  # unclosed quotes
         return [program]
-
-
-def _misplaced_inputs(app: specs.AppDef) -> dict[str, str]:
-    """Return the inputs that the AppDef contains other than as text, and where they are."""
-    found = dict.fromkeys(_inputs_in([app.name, app.metadata]), "in the name or the metadata of the AppDef")
-    for role in app.roles:
-        for item in dataclasses.fields(role):
-            value = getattr(role, item.name)
-            if item.name == "env":
-                found.update(dict.fromkeys(_inputs_in(list(value)), "a name in env"))
-            elif item.name not in ("entrypoint", "image", "args"):
-                found.update(dict.fromkeys(_inputs_in(value), f"the field {item.name} of a role"))
-    return found
-
-
-def _inputs_in(value: object) -> list[str]:
-    """Return the inputs whose text is anywhere in the value."""
-    return parameters_in(repr(_content(value)))
 
 
 def _plain(value: Any) -> Any:

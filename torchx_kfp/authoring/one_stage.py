@@ -1,4 +1,4 @@
-"""A pipeline of one stage, made from an AppDef, and the engine that it needs."""
+"""A pipeline of one stage, made from an AppDef."""
 
 from __future__ import annotations
 
@@ -54,10 +54,3 @@ def single_stage_pipeline(app: specs.AppDef, *, tracked: bool, has_workspace: bo
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str) for name in names]
     vars(one_stage)["__signature__"] = inspect.Signature(parameters)
     return dsl.pipeline(name=component_name(app.name))(one_stage)
-
-
-def needed_engine(app: specs.AppDef) -> str | None:
-    """Return the name of the simplest engine that runs the app; None if the app is one pod."""
-    if len(app.roles) > 1:
-        return "jobset"
-    return "job" if any(role.num_replicas > 1 for role in app.roles) else None

@@ -87,27 +87,14 @@ def parse_ports(role: specs.Role) -> dict[str, int]:
 def _overlay(role: specs.Role) -> Mapping[str, Any]:
     """Return the changes of the pod that ``metadata["kubernetes"]`` asks for.
 
-    TorchX's nightly stores them as ``{"V1Pod": changes}``, and still accepts the changes themselves and the URI of a
-    file. Where TorchX would ignore a form of which it is not sure, an error says so.
+    TorchX's nightly stores them as ``{"V1Pod": changes}``, and still accepts the changes themselves.
     """
     given = role.metadata.get("kubernetes")
-    if given is None:
-        return {}
-    found: object = given
-    if isinstance(given, str):
-        try:
-            from torchx.specs.overlays import get_overlay
-
-            found = get_overlay(role, "kubernetes", "V1Pod")
-        except ImportError:  # TorchX 0.7.0
-            found = None
-        except (OSError, ValueError) as error:
-            raise AppDefError(
-                f"metadata['kubernetes'] of role {role.name!r} is {given!r}, which cannot be read: {error}"
-            ) from None
-    elif isinstance(given, Mapping) and not _POD.issuperset(_OPERATOR.sub(r"\1", str(key)) for key in given):
-        found = given["V1Pod"] if set(given) <= {"V1Pod", "__torchx_overlays__"} and "V1Pod" in given else None
-    if not isinstance(found, Mapping) or (isinstance(given, str) and not found):
+    found: Any = {} if given is None else given
+    if isinstance(given, Mapping):
+        found = {key: value for key, value in given.items() if key != "__torchx_overlays__"}
+        found = found["V1Pod"] if [*found] == ["V1Pod"] else found
+    if not isinstance(found, Mapping) or not _POD.issuperset(_OPERATOR.sub(r"\1", str(key)) for key in found):
         raise AppDefError(
             f"metadata['kubernetes'] of role {role.name!r} is {given!r}. Give a dict that changes the pod, such as "
             "{'spec': {'tolerations': [...]}}."

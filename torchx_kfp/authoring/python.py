@@ -42,18 +42,10 @@ def function_app(
     """
     name = getattr(function, "__name__", repr(function))
     module = _module_of(function, name)
-    try:
-        parameters = call.parameters_of(function)
-    except call.CallError as error:
-        raise AppDefError(f"{str(error)[0].upper()}{str(error)[1:]}. Name a type that the module has.") from None
+    parameters = typed_parameters(function)
     if both := sorted(parameters.keys() & options):
         raise AppDefError(f"{name}() has the parameter {both[0]!r}, which is also an option of a stage. Rename it.")
-    if unknown := [each for each in arguments if each not in parameters]:
-        hint = did_you_mean(unknown[0], [*parameters, *options])
-        raise AppDefError(
-            f"{name}() has no parameter {unknown[0]!r}, and a stage no such option.{hint} The parameters are: "
-            f"{', '.join(parameters) or 'none'}."
-        )
+    check_arguments(f"{name}()", arguments, parameters, options)
     missing = [
         each for each, (it, _) in parameters.items() if each not in arguments and it.default is inspect.Parameter.empty
     ]
@@ -68,6 +60,26 @@ def function_app(
     if resource is not None:
         role.resource = resource
     return specs.AppDef(name, [role])
+
+
+def typed_parameters(function: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, type | None]]:
+    """Return the parameters of a function with their types: see ``torchx_kfp.tracking.call``."""
+    try:
+        return call.parameters_of(function)
+    except call.CallError as error:
+        raise AppDefError(f"{str(error)[0].upper()}{str(error)[1:]}. Name a type that the module has.") from None
+
+
+def check_arguments(
+    owner: str, given: Mapping[str, object], parameters: Collection[str], options: Collection[str]
+) -> None:
+    """Reject a name that is neither one of a function's parameters nor an option of stages."""
+    for name in given:
+        if name not in parameters:
+            raise AppDefError(
+                f"{owner} has no parameter {name!r}.{did_you_mean(name, [*parameters, *options])} Its parameters are: "
+                f"{', '.join(parameters) or 'none'}. The options of a stage are: {', '.join(options)}."
+            )
 
 
 def returned_results(function: Callable[..., Any]) -> dict[str, Any]:

@@ -102,11 +102,6 @@ def parameter_text(reference: Reference) -> str:
     return f"{{{{parameter:input={reference.name};kind={reference.type};}}}}"
 
 
-def parameters_in(text: str) -> list[str]:
-    """Return the names of the inputs in the text."""
-    return [found["input"] for found in PARAMETER.finditer(text)]
-
-
 def fill_parameters(text: str, values: Mapping[str, str]) -> str:
     """Replace the inputs in the text with these values; other inputs stay."""
     return PARAMETER.sub(lambda found: values.get(found["input"], found[0]), text)

@@ -14,7 +14,6 @@ from torchx import specs
 from torchx_kfp.authoring.appdef import (
     FIELDS,
     PodSettings,
-    check_app,
     check_role,
     parse_retries,
     shown_value,
@@ -159,7 +158,6 @@ def _publisher_volumes(main: specs.Role, options: StageOptions) -> tuple[tuple[s
 
 def _check_roles(app: specs.AppDef) -> None:
     """Check the fields of all roles that do not differ from engine to engine."""
-    check_app(app)
     for role in app.roles:
         where = check_role(app, role)
         parse_retries(role)

@@ -24,20 +24,19 @@ _TRACKERS_EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
 
 def parse_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:
     """Return the secrets as plain data."""
-    sources: dict[str, str] = {}
     for secret, variables in (secrets or {}).items():
         for key, variable in variables.items():
-            gives = f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}"
             if contains_channel([secret, key]) or not (secret and key and is_shell_variable(variable)):
                 raise AppDefError(
-                    f"{gives}. Give names that are known when the pipeline is compiled, and variables of ASCII "
-                    f"letters, digits and '_', which shells pass on: {_SECRETS_EXAMPLE}. For a channel, call "
-                    "kfp.kubernetes.use_secret_as_env on the task."
+                    f"{_gives(secret, key, variable)}. Give names that are known when the pipeline is compiled, and "
+                    f"variables of ASCII letters, digits and '_', which shells pass on: {_SECRETS_EXAMPLE}. For a "
+                    "channel, call kfp.kubernetes.use_secret_as_env on the task."
                 )
-            if variable in sources:
-                raise AppDefError(f"{gives}, which {sources[variable]} has as well. Give each key its own variable.")
-            sources[variable] = f"the key {key!r} of {secret!r}"
     return {secret: dict(variables) for secret, variables in (secrets or {}).items()}
+
+
+def _gives(secret: str, key: str, variable: str) -> str:
+    return f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}"
 
 
 def secret_variables(secrets: Secrets) -> list[str]:
@@ -47,19 +46,18 @@ def secret_variables(secrets: Secrets) -> list[str]:
 
 def check_variables(env: Mapping[str, object], secrets: Secrets, reserved: Container[str], where: str) -> None:
     """Reject variables with two sources, which are a role's env, secrets and, for ``reserved`` ones, the stage."""
-    for variable, value in env.items():
+    given = [(variable, f"env of {where} sets {variable!r} to {value!r}") for variable, value in env.items()]
+    for secret, variables in secrets.items():
+        given += [(variable, _gives(secret, key, variable)) for key, variable in variables.items()]
+    sources: dict[str, str] = {}
+    for variable, gives in given:
         if variable in reserved:
             raise AppDefError(
-                f"env of {where} sets {variable} to {value!r}, but a tracked or distributed stage gets this variable "
-                "from the pipeline. Remove it."
+                f"{gives}, but a tracked or distributed stage gets this variable itself. Use another one, or remove it."
             )
-    for secret, variables in secrets.items():
-        for key, variable in variables.items():
-            gives = f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}"
-            if variable in reserved:
-                raise AppDefError(f"{gives}, which a tracked or distributed stage gets itself. Use another one.")
-            if variable in env:
-                raise AppDefError(f"{gives}, which env of {where} sets as well. Remove one of them.")
+        if variable in sources:
+            raise AppDefError(f"{gives}, and {sources[variable]}. Remove one of them.")
+        sources[variable] = gives
 
 
 def tracker_env(trackers: Trackers | None) -> dict[str, Text]:

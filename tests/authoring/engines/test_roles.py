@@ -1,6 +1,5 @@
 """Roles of distributed stages: their names, ports and overlays in Kubernetes, and the roles that end the stage."""
 
-import importlib.util
 import re
 from typing import Any
 
@@ -10,9 +9,7 @@ from hypothesis import strategies as st
 
 from tests.authoring.engines.apps import OVERLAY, app, distributed, role
 from tests.authoring.engines.filled import Launched
-from tests.facts import says
 from torchx_kfp import engines
-from torchx_kfp.errors import AppDefError
 
 pytestmark = pytest.mark.versions
 
@@ -135,20 +132,6 @@ def test_operators_of_the_nightly() -> None:
     assert (changed["imagePullPolicy"], changed["image"]) == ("Always", "app:1")
     assert pod["spec"]["volumes"] == [{"name": "only"}]
     assert "restartPolicy" not in pod["spec"]
-
-
-def test_an_overlay_from_a_file(tmp_path: Any) -> None:
-    file = tmp_path / "overlay.yaml"
-    file.write_text("spec:\n  hostNetwork: true\n")
-    made = app(role(metadata={"kubernetes": f"file://{file}"}))
-    if importlib.util.find_spec("torchx.specs.overlays") is None:  # TorchX 0.7.0
-        with pytest.raises(AppDefError, match=says(str(file), "Give a dict")):
-            distributed(made)
-        return
-    assert distributed(made).pods()[0]["spec"]["hostNetwork"] is True
-    file.unlink()
-    with pytest.raises(AppDefError, match=says(str(file), "cannot be read", "'trainer'")):
-        distributed(made)
 
 
 # Rights

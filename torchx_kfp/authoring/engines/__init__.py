@@ -35,8 +35,6 @@ def parse_engine(engine: object) -> Engine | None:
     """
     if engine is None or isinstance(engine, Engine):
         return engine
-    if isinstance(engine, type) and issubclass(engine, Engine):
-        return engine()
     if isinstance(engine, str) and engine in ENGINES:
         return ENGINES[engine]()
     raise AppDefError(

@@ -49,8 +49,6 @@ class Engine:
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = ()
     #: Whether KFP's stock service account has the rights that the launcher needs.
     STOCK_RIGHTS: ClassVar[bool] = False
-    #: Whether the engine runs several roles.
-    HAS_ROLES: ClassVar[bool] = True
     #: How the engine treats fields, by the classes of TorchX that have them, where that differs from engine to engine.
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 

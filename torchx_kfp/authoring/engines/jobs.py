@@ -57,7 +57,6 @@ class Job(Engine):
     RESOURCE: ClassVar[tuple[str, str]] = ("batch", "jobs")
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = (("", "services"),)
     STOCK_RIGHTS: ClassVar[bool] = True
-    HAS_ROLES: ClassVar[bool] = False
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "AppDef": {"roles": "rejected unless it is one: the pods of a Job are of one kind"},
         "Role": {

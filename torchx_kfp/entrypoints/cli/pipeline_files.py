@@ -156,7 +156,7 @@ def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_wor
     """
     from torchx.specs.builders import materialize_appdef
 
-    from torchx_kfp.authoring.one_stage import needed_engine, single_stage_pipeline
+    from torchx_kfp.authoring.one_stage import single_stage_pipeline
 
     command = this_command(str(click.get_current_context().info_name), str(target.word))
     out, errors = io.StringIO(), io.StringIO()
@@ -176,9 +176,7 @@ def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_wor
     try:
         return single_stage_pipeline(app, tracked=tracked or has_workspace, has_workspace=has_workspace)
     except AppDefError as error:
-        engine = needed_engine(app)
-        way_out = f" Make it a stage of a pipeline: task_from_app(app, engine={engine!r})." if engine else ""
-        raise ArgumentError(f"{error}{way_out}") from None
+        raise ArgumentError(str(error)) from None
 
 
 def split_words(words: tuple[str, ...]) -> dict[str, str]:

@@ -103,17 +103,11 @@ def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str,
 
 
 def _compile(app: specs.AppDef, options: Options, trackers: Mapping[str, str | None], parent: str) -> Pipeline:
-    from torchx_kfp.authoring.one_stage import needed_engine, single_stage_pipeline
+    from torchx_kfp.authoring.one_stage import single_stage_pipeline
     from torchx_kfp.execution.pipeline.load import compile_function
 
     of_stage: dict[str, Any] = {"engine": options.engine, "secrets": options.secrets, "labels": True}
     if options.tracker_base:
         of_stage["reads"] = {PARENT: parent} if parent else None
         of_stage["trackers"] = trackers
-    try:
-        return compile_function(single_stage_pipeline(app, tracked=bool(options.tracker_base), **of_stage), app.name)
-    except AppDefError as error:
-        # `authoring` names arguments of Python.
-        engine = needed_engine(app) if options.engine is None else None
-        way_out = f" For torchx run: -cfg engine={engine}" if engine else ""
-        raise AppDefError(f"{error}{way_out}") from None
+    return compile_function(single_stage_pipeline(app, tracked=bool(options.tracker_base), **of_stage), app.name)
