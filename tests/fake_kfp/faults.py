@@ -24,7 +24,6 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     #: The body of the answer; by default what KFP or the proxy before it would send.
     body: str | None = None
-    content_type: str = "application/json"
 
     def takes(self, method: str, target: str) -> bool:
         """Tell whether the fault happens to a request, and count it."""

@@ -34,7 +34,7 @@ class _Handler(Handler):
         if fault is not None and (fault.status or cut == 0):
             self.rfile.read(int(headers.get("content-length", 0)))
             text = json.dumps(proxy_error(fault.status)) if fault.body is None else fault.body
-            answer = Answer(fault.status, text, fault.content_type)
+            answer = Answer(fault.status, text, "application/json")
         else:
             try:
                 answer = self.answer()
@@ -82,8 +82,6 @@ class KfpHost(DevHost):
         of_cluster = {"secrets": dict(secrets or {}), "config_maps": dict(config_maps or {}), "store": store}
         given = {"parallelism": 8, "grace": 5, "directory": str(directory or Path.cwd()), **(options or {})}
         super().__init__(Path(folder), options={**given, **of_cluster})
-        #: What comes before ``/apis`` in paths.
-        self.prefix = ""
         #: The versions of the API that are served.
         self.served = {"v2beta1", "v1beta1", "v1alpha1"}
         self.faults: list[Fault] = []
@@ -94,11 +92,6 @@ class KfpHost(DevHost):
         self.problems: list[str] = []
         #: The last answers by their paths: an answer that is the same again is not compared again.
         self._sent: dict[str, Any] = {}
-
-    @property
-    def url(self) -> str:
-        """The host's URL, as users give it to ``kfp.Client``."""
-        return super().url + self.prefix
 
     def __exit__(self, kind: object, *_: object) -> None:
         super().__exit__(kind)
@@ -157,7 +150,6 @@ class KfpHost(DevHost):
 
     def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
         """Return the answer to a request."""
-        target = target.removeprefix(self.prefix)
         version = [*target.split("/"), "", "", ""][2]
         if version in self.served or (self.token and headers.get("authorization") != f"Bearer {self.token}"):
             return super().handle(method, target, headers, data)

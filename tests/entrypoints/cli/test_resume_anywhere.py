@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kfp import compiler, dsl
 
 from tests.entrypoints.cli.conftest import Call
 from tests.fake_kfp import KfpHost
@@ -105,24 +104,6 @@ def silent(tracker_base: str, folder: str):
 @dsl.pipeline(name="mute")
 def mute(tracker_base: str, folder: str):
     quiet(Stages(tracker_base=tracker_base), folder, None)
-
-
-@dsl.container_component
-def save(folder: str, data: dsl.Output[dsl.Dataset]):
-    script = 'echo save >> "$1/notes"; mkdir -p "${0%/*}"; printf content > "$0"'
-    return dsl.ContainerSpec(image="busybox", command=["sh", "-ec", script, data.path, folder])
-
-
-@dsl.container_component
-def load(tag: str, folder: str, data: dsl.Input[dsl.Dataset]):
-    script = 'echo "$1-$(cat "$0")" >> "$2/notes"; test ! -e "$2/fail-$1"'
-    return dsl.ContainerSpec(image="busybox", command=["sh", "-ec", script, data.path, tag, folder])
-
-
-@dsl.pipeline(name="handed")
-def handed(folder: str):
-    data = save(folder=folder).outputs["data"]
-    load(tag="again", folder=folder, data=data).after(load(tag="first", folder=folder, data=data))
 '''
 #: The stages that run again after `train` has failed.
 AGAIN = ["last", "train"]
@@ -278,32 +259,6 @@ def test_a_stage_that_recorded_nothing_is_kept(place: Place, name: str, stages: 
     assert place.notes() == ["last", *stages, "quiet"]
     place.submit(f"{place.file}:{name}", "--resume", first)
     assert place.notes() == ["last"]
-
-
-def test_an_artifact_is_handed_on(place: Place) -> None:
-    (place.folder / "fail-again").touch()
-    first = place.submit(f"{place.file}:handed", "-p", f"folder={place.folder}", code=1)
-    (place.folder / "fail-again").unlink()
-    assert place.notes() == ["again-content", "first-content", "save"]
-    place.submit(f"{place.file}:handed", "--resume", first)
-    assert place.notes() == ["again-content"]
-
-
-def test_why_an_importer_has_failed(place: Place) -> None:
-    """Only the log of its pod says so."""
-
-    @dsl.pipeline
-    def imports():
-        dsl.importer(artifact_uri="s3://bucket/data", artifact_class=dsl.Dataset)
-
-    path = place.folder / "imports.yaml"
-    compiler.Compiler().compile(imports, str(path))
-
-    path.write_text(path.read_text().replace("system.Dataset", "''"))
-    done = place.call("submit", "imports.yaml", "--host", place.host, "--watch")
-    assert "importer failed in KFP's launcher: No title specified." in done.stderr
-    log = place.call("logs", f"{done.stdout.split()[0]}/importer", "--host", place.host)
-    assert "] No title specified\ngoroutine 1" in log.stdout
 
 
 def test_stages_that_kfp_took_from_its_cache(project: Path, call: Call) -> None:

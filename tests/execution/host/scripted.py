@@ -58,8 +58,7 @@ class Scripted:
                     return
                 text = json.dumps(reply.content) if isinstance(reply.content, dict) else reply.content
                 body = text if isinstance(text, bytes) else text.encode()
-                has_date = "Date" in reply.headers
-                (self.send_response_only if has_date else self.send_response)(reply.status)
+                self.send_response(reply.status)
                 default = "application/json" if isinstance(reply.content, dict) else "text/plain"
                 self.send_header("Content-Type", reply.kind or default)
                 self.send_header("Content-Length", str(len(body)))
@@ -106,7 +105,6 @@ def scripted(script: Script, context: ssl.SSLContext | None = None) -> Iterator[
         server.close()
 
 
-def status(code: int, message: str, http: int, details: str = "") -> Reply:
+def status(code: int, message: str, http: int) -> Reply:
     """Return an error as KFP's API answers it: a google.rpc.Status."""
-    inner = [{"@type": "type.googleapis.com/google.rpc.Status", "code": code, "message": details}] if details else []
-    return Reply({"code": code, "message": message, "details": inner}, http)
+    return Reply({"code": code, "message": message, "details": []}, http)
