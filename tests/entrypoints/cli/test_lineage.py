@@ -1,11 +1,9 @@
 """``torchx-kfp lineage``: very large lineages. Its trees are in ``tests/transcripts``."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.cli.conftest import Call
 from tests.programs import Program
 from tests.transcripts.given import declare, lineage
 from torchx_kfp.tracking import FsspecResultTracker, Source
@@ -16,18 +14,6 @@ from torchx_kfp.tracking.lineage import add_source
 def base(project: Path) -> Path:
     lineage(project / "base")
     return project / "base"
-
-
-def test_long_fan_ins_are_cut_in_trees_alone(call: Call, project: Path) -> None:
-    tracker = FsspecResultTracker(project / "base")
-    trials = [f"big/train/{number:04}" for number in range(1000)]
-    declare(tracker.store, "big/choose/c", {"trials": trials, "data": ["a-1/prepare/p"]})
-    # Runs that are left out do not become separate trees.
-    assert (
-        call("show", "--lineage", "--tracker-base", "base", "big").stdout
-        == call("show", "--lineage", "--tracker-base", "base", "big/choose").stdout
-    )
-    assert len(json.loads(call("show", "--lineage", "--tracker-base", "base", "big", "--json").stdout)["links"]) == 1002
 
 
 def test_fan_ins_of_fan_ins_and_long_chains(call: Program, project: Path) -> None:

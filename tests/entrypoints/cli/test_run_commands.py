@@ -54,13 +54,6 @@ def running(project: Path, name: str, *events: Event) -> Iterator[Path]:
         yield folder
 
 
-def test_runs_for_programs(call: Call, project: Path, run_id: str) -> None:
-    (found,) = json.loads(call("runs", "--json").stdout)
-    expected = {"run": run_id, "pipeline": "mixed", "state": "failed", "done": 4, "failed": 1, "running": []}
-    expected["folder"] = str(project / "local_outputs" / run_id)
-    assert {name: found[name] for name in expected} == expected
-
-
 def test_runs_in_a_terminal_are_whole(call: Program, project: Path) -> None:
     long = "a-pipeline-with-quite-a-long-name-20260101-120000-123456"
     for name in ("digits-20260101-120000-123456", long):

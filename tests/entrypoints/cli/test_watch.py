@@ -186,33 +186,6 @@ def test_a_time_limit_ends_a_run(folder: Path) -> None:
     assert call(folder, "run", "sleeps.yaml", "--timeout", "3").returncode == 2
 
 
-def test_quiet_has_the_table_and_errors_alone(folder: Path) -> None:
-    done = call(folder, "run", "fails.yaml", "-q")
-    assert done.stdout.startswith("stage ")
-    assert done.stderr.startswith("Error: The run fails-")
-    assert done.stderr.endswith("Not run because of that: shell-2.\n")
-    assert "\x1b" not in done.stderr
-    assert call(folder, "run", "fails.yaml", "-q", "-v").stderr == (
-        "Error: --quiet and --verbose contradict each other. Give only one of them.\n"
-    )
-
-
-def test_events_alone_are_on_stdout_and_the_last_is_the_end(folder: Path) -> None:
-    done = call(folder, "run", "fails.yaml", "--json")
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["event"] for event in events] == [
-        "run_started",
-        "stage_waiting",
-        "stage_started",
-        "stage_finished",
-        "stage_finished",
-        "run_finished",
-    ]
-    assert events[-1]["state"] == "failed"
-    assert "\nshell | red\n" in done.stderr
-    assert "Error: The run fails-" in done.stderr
-
-
 def test_results_that_could_not_be_read_are_told(call: Call, project: Path) -> None:
     """Numbers that JSON has not are no constants in events."""
     folder = project / "local_outputs" / "run-1"

@@ -14,7 +14,6 @@ import pytest
 
 from tests.entrypoints.cli.conftest import Call
 from tests.facts import says
-from tests.fake_kfp import KfpHost
 
 PIPELINE = """\
 import sys
@@ -245,39 +244,6 @@ def test_a_run_that_is_refused_stores_no_code(project: Path, call: Call, words: 
     assert done.returncode == 2
     assert all(fact in done.stderr for fact in facts), done.stderr
     assert not list(project.glob("base/.torchx_kfp/workspaces/*"))
-
-
-@pytest.mark.s3
-def test_a_host_runs_only_stages_whose_code_has_changed(project: Path, call: Call, s3_base: str) -> None:
-    """The tests' host has the cache of this machine, whose key has more than KFP's: see ``test_stage_code``."""
-    for name, text in {"one.py": "import shared\nprint('one')", "two.py": "print('two')", "shared.py": ""}.items():
-        (project / "code" / name).write_text(text)
-    (project / "both.py").write_text(
-        PIPELINE.partition("@dsl.pipeline")[0].replace('"-m", "app", ', '"-m", ')
-        + """
-@dsl.pipeline(name="both")
-def both(tracker_base: str, workspace: str = ""):
-    for name in ("one", "two"):
-        Stages(tracker_base=tracker_base, workspace=workspace).task(app(name, name))
-"""
-    )
-    with KfpHost(project / "host") as host:
-        words = ["both.py", "--host", host.url, "--tracker-base", s3_base, "--watch", "--workspace", "code"]
-        first = call("submit", *words)
-        assert (first.returncode, "Workspace code: 6 files, " in first.stderr) == (0, True), first.stderr
-        forgotten = call("submit", *words[:-2])
-        assert "No module named one" in forgotten.stderr
-        assert "The run was submitted without --workspace" in forgotten.stderr
-        for file, states in {
-            "notes.txt": {"one": "cached", "two": "cached"},
-            "shared.py": {"one": "succeeded", "two": "cached"},
-            "two.py": {"one": "cached", "two": "succeeded"},
-        }.items():
-            with (project / "code" / file).open("a") as opened:
-                opened.write("# changed\n")
-            shown = call("submit", *words).stdout
-            for name, state in states.items():
-                assert re.search(rf"{name} +{state}", shown), (file, shown)
 
 
 def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:

@@ -31,7 +31,6 @@ from torchx_kfp.errors import (
     ArgumentError,
     ReadsError,
     TorchxKfpError,
-    UnsupportedPipelineError,
     WorkspaceError,
 )
 from torchx_kfp.execution.runs.state import RunState
@@ -132,12 +131,6 @@ def test_several_replicas_or_roles_need_an_engine(dryrun: Dryrun, count: int, en
     ddp = getattr(dist, "torchrun", dist.ddp)
     trained = ddp("--epochs", "2", script="train.py", image="example.com/app:1", j="2x4")
     assert "torchrun" in str(dryrun(trained, {"engine": engine}))
-
-
-def test_a_base_that_pods_do_not_reach_is_refused(dryrun: Dryrun) -> None:
-    facts = says("/mnt/results", "s3://bucket/results", "nothing was submitted")
-    with pytest.raises(UnsupportedPipelineError, match=facts):
-        dryrun(echo(), {"tracker_base": "/mnt/results"})
 
 
 # Options

@@ -14,7 +14,7 @@ from kfp import compiler, dsl
 from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.common.by import By
 
-from tests.execution.report.artifacts import HARM, HARMFUL_MARKDOWN, HTML, MARKDOWN, MATRIX, ROC, artifact, finished
+from tests.execution.report.artifacts import HARM, HARMFUL_MARKDOWN, artifact, finished
 from tests.execution.report.runs import EVIL, many_stages, play, tracked
 from tests.execution.report.runs import report as write
 from tests.searches import PARAMETERS, loss, play_search
@@ -321,40 +321,6 @@ def test_harmful_artifacts_do_no_harm(harmful: Path, visit: Visit) -> None:
     assert browser.current_url == harmful.as_uri()
     assert browser.title.startswith("made: succeeded")
     assert [url for url in requests(browser) if not url.startswith(("file:", "about:"))] == []
-
-
-def test_artifacts_are_shown_as_kfp_shows_them(tmp_path: Path, visit: Visit) -> None:
-    folder = tmp_path / "runs" / "shown"
-    folder.mkdir(parents=True)
-    (folder / "notes").write_text(MARKDOWN)
-    (folder / "page").write_text(HTML)
-    given = {
-        "notes": artifact("Markdown", folder / "notes"),
-        "page": artifact("HTML", folder / "page"),
-        "confusion": artifact("ClassificationMetrics", metadata={"confusionMatrix": MATRIX}),
-        "roc": artifact("ClassificationMetrics", metadata={"confidenceMetrics": ROC}),
-        "model": artifact("Model", "s3://models/7", {"framework": "torch", "x" * 80: "y" * 300}),
-    }
-    page = finished(folder, given)
-    for width in (1280, 400):
-        browser = visit(page, width)
-        browser.execute_script("document.querySelectorAll('details').forEach(it => { it.open = true; })")
-        assert browser.execute_script(FITS)
-        cells = browser.find_elements(By.CSS_SELECTOR, ".matrix tbody td")
-        assert [cell.text for cell in cells] == ["90", "10", "2", "8.5"]
-        assert browser.find_element(By.CSS_SELECTOR, ".artifact .curve").is_displayed()
-        assert "area under the curve 0.7500" in browser.find_element(By.CSS_SELECTOR, ".artifact .plot").text
-        notes, frame = browser.find_elements(By.TAG_NAME, "iframe")
-        browser.execute_script("arguments[0].scrollIntoView()", notes)
-        browser.switch_to.frame(notes)
-        assert browser.find_element(By.TAG_NAME, "h1").text == "Evaluation"
-        browser.switch_to.default_content()
-        browser.execute_script("arguments[0].scrollIntoView()", frame)
-        browser.switch_to.frame(frame)
-        paragraph = browser.find_element(By.TAG_NAME, "p")
-        assert paragraph.text == "by class"
-        assert paragraph.value_of_css_property("color").replace(" ", "") in ("rgba(1,2,3,1)", "rgb(1,2,3)")
-        browser.switch_to.default_content()
 
 
 def test_a_failed_stages_log_is_open_at_its_end(tmp_path: Path, visit: Visit) -> None:

@@ -199,15 +199,6 @@ def test_a_cached_stage_has_what_it_would_record_now(folder: Path, states: Calla
             assert one.last_lines() == other.last_lines(), (name, one.name)
 
 
-def test_the_code_that_runs_is_what_was_sent(folder: Path, states: Callable[..., list[str]]):
-    """A stage that is not cached gets the whole workspace, with files that it names at run time."""
-    (folder / "evaluate.py").write_text("import sys\nprint(open(sys.argv[1][::-1]).read())\n")
-    pipeline = pipeline_of(python("evaluate", "evaluate.py", "dm.SETON"))
-    assert ran(pipeline, folder).stages[0].last_lines()[0] == "notes"
-    (folder / "NOTES.md").write_text("other\n")
-    assert ran(pipeline, folder, cache=False).stages[0].last_lines()[0] == "other"
-
-
 def test_a_resumed_run_names_files_and_gets_the_new_code(folder: Path):
     broken = pipeline_of(python("train", "train.py"), python("evaluate", "-m", "evaluate"))
     (folder / "evaluate.py").write_text("import helper\nraise SystemExit(3)\n")
