@@ -335,17 +335,20 @@ class Attempt(threading.Thread):
         """Run the plan's command to its end, with its output in the log, and return its exit code and the reason."""
         setup = Setup(lambda: self._is_ending, self._say)
         # In a replay, this thread gets the signals; the scheduler's attempts have others.
-        with executor(plan, setup) as start, ending_signals(self._pass_on):
+        with (
+            executor(plan, setup) as start,
+            contextlib.closing(Log(plan.log_file, self._show)) as log,
+            ending_signals(self._pass_on),
+        ):
             with self._lock:
                 setup.verify_wanted()
                 self._running = running = start()
-            for number in self._early:
-                self._pass_on(number)
-            log = Log(running.pipe, plan.log_file, self._show)
             try:
-                code = running.wait(log.closed)
+                for number in self._early:
+                    self._pass_on(number)
+                code = running.wait(log)
             finally:
-                log.close()
+                os.close(running.pipe)
         if code == 0:
             return plan.result(code)
         reason = running.describe(code, "".join(last_lines(plan.log_file, 1)))

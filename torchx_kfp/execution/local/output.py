@@ -18,9 +18,8 @@ _LINE_LIMIT = 1 << 16
 _READ_SIZE = 1 << 16
 #: The number of bytes of an unfinished line that a watch gets.
 _UNFINISHED = 1 << 10
-#: Seconds to wait for more output after its last known writer has ended, and after which a reader looks whether it has.
-_PATIENCE = 2.0
-_LOOK_UP = 1.0
+#: Seconds after which a reader looks whether the process goes on.
+_LOOK_UP = 0.1
 #: The bytes that a pipe holds at most, unless an administrator has changed that (``pipe-max-size`` of Linux).
 _LARGEST_PIPE = 1 << 20
 
@@ -50,58 +49,41 @@ class StageLines:
 
 
 class Log:
-    """Reads the output of a process from a pipe into a file, to its end, in a thread."""
+    """The log of a process: a file with its output, byte for byte. ``show`` gets the lines, and the unfinished one."""
 
-    def __init__(self, pipe: int, path: Path, show: Callable[[Sequence[str], str], None]) -> None:
-        """Begin to read; ``show`` gets the lines that are complete, and the one that is not."""
-        self._pipe = pipe
+    def __init__(self, path: Path, show: Callable[[Sequence[str], str], None]) -> None:
         self._show = show
-        self._file: BinaryIO | None = None
+        self._file: BinaryIO | None = path.open("ab", buffering=0)
         self._rest = b""
-        self._is_dropped = False
-        #: Set when the pipe has been read to its end.
-        self.closed = threading.Event()
         #: Why the log does not have all of the output, as a clause.
         self.problem = ""
-        try:
-            self._file = path.open("ab", buffering=0)
-        except OSError as error:  # the process has been started
-            self.problem = f"it has no log: {explain(error)}"
-        threading.Thread(target=self._read, name=f"log of {path.parent.name}", daemon=True).start()
+
+    def read(self, pipe: int, is_over: Callable[[], bool]) -> bool:
+        """Read from a pipe to its end, or as long as something goes on; return whether it is at its end.
+
+        When that is over, what is in the pipe is still read, since this reader may have been slow.
+        """
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        over, left = False, _LARGEST_PIPE
+        while left > 0:
+            over = over or is_over()
+            if not poll.poll(0 if over else _LOOK_UP * 1000):
+                if over:
+                    break
+                continue
+            data = os.read(pipe, _READ_SIZE)
+            if not data:
+                return True
+            left -= len(data) if over else 0
+            self._show(self._write(data), clean_line(self._rest[-_UNFINISHED:]))
+        return False
 
     def close(self) -> None:
-        """Wait until everything is read, or for a while if another process holds the pipe open.
-
-        That is one which has left the session and cleared its environment.
-        """
-        if not self.closed.wait(_PATIENCE):
-            self._is_dropped = True
-            self.closed.wait()
-
-    def _read(self) -> None:
-        poll = select.poll()
-        poll.register(self._pipe, select.POLLIN)
-        try:
-            left = _LARGEST_PIPE
-            while left > 0:
-                if not poll.poll(0 if self._is_dropped else _LOOK_UP * 1000):
-                    if self._is_dropped:
-                        break
-                    continue
-                data = os.read(self._pipe, _READ_SIZE)
-                if not data:
-                    break
-                if self._is_dropped:
-                    # What the stage itself has written is in the pipe; its reader may have been slow.
-                    left -= len(data)
-                lines = self._write(data)
-                self._show(lines, clean_line(self._rest[-_UNFINISHED:]))
-            self._show([clean_line(self._rest)] if self._rest else [], "")
-        finally:
-            os.close(self._pipe)
-            if self._file is not None:
-                self._file.close()
-            self.closed.set()
+        """Show the last line, and close the file."""
+        self._show([clean_line(self._rest)] if self._rest else [], "")
+        if self._file is not None:
+            self._file.close()
 
     def _write(self, data: bytes) -> list[str]:
         """Write the data to the log, and return the lines that it completes, safe for a terminal."""

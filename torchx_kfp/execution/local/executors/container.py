@@ -30,6 +30,7 @@ from torchx_kfp.execution.local.executors.executor import (
 )
 from torchx_kfp.execution.local.executors.mounts import share
 from torchx_kfp.execution.local.executors.process import start_error
+from torchx_kfp.execution.local.output import Log
 from torchx_kfp.execution.runs.result import describe_exit
 
 if TYPE_CHECKING:
@@ -217,12 +218,13 @@ class ContainerStage(RunningStage):
         options = ["--interactive", "--detach-keys=ctrl-@,ctrl-^"] if attached else []
         super().__init__([engine.program, "start", "--attach", *options, container], attached=attached)
 
-    def wait(self, output_closed: threading.Event) -> int:
-        """Wait for the end of the container, and return its exit code, negative for a signal.
+    def wait(self, log: Log) -> int:
+        """Copy the output to the log until the container ends, and return its exit code, negative for a signal.
 
         Raises:
             AttemptError: it could not be started, or the engine lost it.
         """
+        log.read(self.pipe, lambda: self.process.poll() is not None)
         code = self.process.wait()
         if code == 0:
             return 0

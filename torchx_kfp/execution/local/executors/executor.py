@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from torchx_kfp.execution.local.executors.mounts import (
     tracker_bases,
 )
 from torchx_kfp.execution.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
+from torchx_kfp.execution.local.output import Log
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import NO_LIMITS, Facts, Limits, read_limits
 from torchx_kfp.execution.pipeline.python_components import PythonComponent
@@ -190,7 +190,7 @@ class AttemptError(Exception):
 
 
 class RunningStage:
-    """An attempt that was started. Its output is read from ``pipe``, which the reader closes.
+    """An attempt that was started. Its output comes from ``pipe``, which whoever has started it closes.
 
     The streams of an attached one are those of this process, and its pipe is empty.
     """
@@ -219,11 +219,8 @@ class RunningStage:
         finally:
             os.close(write_end)
 
-    def wait(self, output_closed: threading.Event) -> int:
-        """Wait for its end, and return its exit code, negative for a signal.
-
-        Args:
-            output_closed: an event that is set when the output has been read to its end.
+    def wait(self, log: Log) -> int:
+        """Copy its output to the log until its end, and return its exit code, negative for a signal.
 
         Raises:
             AttemptError: it could not be started after all, or was lost.

@@ -33,11 +33,14 @@ from torchx_kfp.execution.local.executors.executor import (
     Start,
     is_terminal,
 )
+from torchx_kfp.execution.local.output import Log
 
 # Seconds for which killing is repeated, in case processes were being started at the same time. A killed process needs
 # the CPU once more, which takes a while on a busy machine. A process that is stuck in the kernel (such as on a dead NFS
 # server) never ends.
 _KILL_SECONDS = 5.0
+# Seconds to wait for more output after its last known writer has ended.
+_PATIENCE = 2.0
 _READ_SIZE = 1 << 16
 
 
@@ -66,21 +69,25 @@ class StageProcess(RunningStage):
         self._lock = threading.RLock()  # a signal handler may take it once more
         self._stop_at: float | None = None
 
-    def wait(self, output_closed: threading.Event) -> int:
-        """Wait for the end of the process, end everything that it started, and return its exit code.
+    def wait(self, log: Log) -> int:
+        """Copy the output to the log until the process ends, end everything that it started, and return its exit code.
 
-        Args:
-            output_closed: an event that is set when no process holds the output open any more.
+        A process that survives, because it has left the session and cleared its environment, may hold the pipe open.
         """
+        pid, how = self.process.pid, os.WEXITED | os.WNOWAIT
+        is_at_end = log.read(self.pipe, lambda: os.waitid(os.P_PID, pid, how | os.WNOHANG) is not None)
         # The process is not reaped yet, so its id and its session cannot belong to another one.
-        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-        if self._stop_at is not None:
+        os.waitid(os.P_PID, pid, how)
+        if (stop_at := self._stop_at) is not None:
             # The other processes of the session have the rest of the time to end.
             if self._alone:
                 for other in _living(self._is_asked):
                     _send(other, signal.SIGTERM)
-            output_closed.wait(max(0.0, self._stop_at - time.monotonic()))
+            is_at_end = is_at_end or log.read(self.pipe, lambda: time.monotonic() > stop_at)
         _kill_all(self._is_other)
+        if not is_at_end:
+            deadline = time.monotonic() + _PATIENCE
+            log.read(self.pipe, lambda: time.monotonic() > deadline)
         with self._lock:
             return self.process.wait()
 
