@@ -347,7 +347,7 @@ def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str
 
 
 def remove_tree(top: str | os.PathLike[str]) -> None:
-    """Remove a folder, of any depth.
+    """Remove a folder, of any depth, also if its owner has forbidden to write to folders in it.
 
     Raises:
         OSError: it cannot be removed.
@@ -355,7 +355,11 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
     import subprocess  # slow to load, and applications import this module
 
     # Python's function is recursive, and has a folder open on each level.
-    done = subprocess.run(["rm", "-rf", "--", top], stderr=subprocess.PIPE, text=True, check=False)
+    rm = ["rm", "-rf", "--", top]
+    done = subprocess.run(rm, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        subprocess.run(["chmod", "-R", "u+rwx", "--", top], stderr=subprocess.DEVNULL, check=False)
+        done = subprocess.run(rm, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise OSError(errno.EIO, done.stderr.strip(), os.fspath(top))
 

@@ -14,7 +14,6 @@ from torchx_kfp.execution.local.executors.executor import Containers, choose_con
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
     artifact_mounts,
-    combine,
     local_path,
     named_places,
     parse_mount,
@@ -44,17 +43,6 @@ def test_a_mount_has_a_folder_a_place_and_a_mode(tmp_path, monkeypatch):
     assert parse_mount(here) == Mount(here, here)
     assert parse_mount(".:ro") == Mount(here, here, read_only=True)
     assert parse_mount("~:/data/:rw") == Mount(here, "/data")
-
-
-def test_one_mount_for_each_path():
-    run_, base = Mount("/runs/1", "/runs/1"), Mount("/runs/1/tracker", "/runs/1/tracker")
-    assert combine([base, run_]) == (run_,)
-    shut = Mount("/runs/1/tracker", "/runs/1/tracker", read_only=True)
-    assert combine([run_, shut]) == (run_, shut)
-    assert combine([Mount("/a", "/data"), Mount("/b", "/data")]) == (Mount("/b", "/data"),)
-    assert combine([shut, base, Mount("/runs/10", "/runs/10")]) == (base, Mount("/runs/10", "/runs/10"))
-    inside = Mount("/elsewhere", "/runs/1/volumes")
-    assert combine([run_, inside]) == (run_, inside)
 
 
 def test_artifacts_come_from_folders_of_runs_or_are_named(tmp_path):

@@ -110,29 +110,25 @@ def remove(output_dir: str | os.PathLike[str], runs: Sequence[StoredRun]) -> Ite
                 run if run.folder.name in going else replace(run, kept=run.kept or "another run")
                 for run in _read_all(top, sized=False)
             ]
-            for name in (run.folder.name for run in _keep_used(there) if run.kept):
-                going.pop(name, None)
-            renamed: set[str] = set()
-            for name, run in list(going.items()):
+            for run in _keep_used(there):
+                name = run.folder.name
                 try:
-                    run.folder.rename(run.folder.with_name(f".{name}{_GOING}"))
-                    renamed.add(name)
-                except FileNotFoundError:  # another gc was faster
-                    pass
+                    if run.kept:
+                        going.pop(name, None)
+                    else:
+                        run.folder.rename(run.folder.with_name(f".{name}{_GOING}"))
                 except OSError as error:
                     failures.append(f"{name} ({explain(error)})")
                     del going[name]
             _forget(top)
-        yield from (run for name, run in going.items() if name not in renamed)
         for left in (*top.glob(f".*{_GOING}"), *top.glob(f"{REPLAYS}/.*{_GOING}")):
             name = left.name[1:].removesuffix(_GOING)
             try:
-                _delete(left)
+                remove_tree(left)
             except OSError as error:
                 failures.append(f"{name} ({explain(error)})")
-                continue
-            if name in renamed:
-                yield going[name]
+                going.pop(name, None)
+    yield from going.values()
     if failures:
         raise ArgumentError(f"Some runs cannot be removed, or not completely: {listed(failures)}.")
 
@@ -211,19 +207,3 @@ def _sizes(folder: str | os.PathLike[str]) -> Iterator[int]:
         for name in files:
             with contextlib.suppress(OSError):
                 yield os.lstat(os.path.join(place, name)).st_size
-
-
-def _delete(folder: Path) -> None:
-    """Remove a folder; a stage may have forbidden to write to its folders.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
-    try:
-        remove_tree(folder)
-    except PermissionError:
-        os.chmod(folder, 0o700)
-        for place, names, _ in walk(folder):
-            for name in names:
-                os.chmod(os.path.join(place, name), 0o700)
-        remove_tree(folder)

@@ -20,7 +20,6 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
     artifact_mounts,
-    combine,
     contains,
     copied_mounts,
     source_of,
@@ -356,7 +355,8 @@ class Containers:
             if contains(mount.source, runs)
         ]
         return ContainerPlan(
-            mounts=combine(mounts),
+            # The last one of each place; engines mount outer ones first.
+            mounts=tuple({mount.target: mount for mount in mounts}.values()),
             memory_folders={**memory_folders(platform), **dict.fromkeys(hidden)},
             shared_folders={
                 **{path: str(folder) for path in (made, f"{made}/outputs", f"{made}/artifacts", *volumes)},

@@ -54,20 +54,6 @@ def parse_mount(text: str) -> Mount:
     return Mount(path, os.path.normpath(rest[0]) if rest else path, read_only)
 
 
-def combine(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
-    """Return the last mount given for each target, without mounts that show the same as a mount around them."""
-    by_target = {mount.target: mount for mount in mounts}
-    kept: list[Mount] = []
-    for target in sorted(by_target):
-        mount = by_target[target]
-        outer = [other for other in kept if _is_below(target, other.target)]
-        # Without this mount, the innermost of them would show the path.
-        is_shown = outer and source_of(target, outer[-1]) == mount.source and outer[-1].read_only == mount.read_only
-        if not is_shown:
-            kept.append(mount)
-    return tuple(kept)
-
-
 def source_of(path: str, mount: Mount) -> str | None:
     """Return the path on this machine for a path in the container; None if the mount does not show it."""
     if path != mount.target and not _is_below(path, mount.target):
