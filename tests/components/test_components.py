@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from torchx import specs
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
 
@@ -27,7 +26,7 @@ COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
     "digits.component.evaluate": ([], []),
     "digits.component.deploy": (["--threshold", "0.9"], ["--threshold=0.9"]),
     "ddp.component.train": (
-        ["--epochs", "3", "--rate", "0.2", "--seed", "7", "--checkpoints", "s3://bucket/a folder"],
+        ["--epochs", "3", "--rate", "0.2", "--seed", "7", "--checkpoints", "s3://bucket/a folder", "--j", "2x3"],
         ["--epochs=3", "--rate=0.2", "--seed=7", "--checkpoints=s3://bucket/a folder"],
     ),
     "ddp.component.report": (["--bound", "0.2"], ["--bound=0.2"]),
@@ -38,66 +37,47 @@ COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
             *("--epochs=8", "--budget=100"),
         ],
     ),
-    "echo.component.echo": (["--message", "hello"], ["echo", "hello"]),
+    "echo.component.echo": (["--message", "hello"], ["hello"]),
 }
 #: The component that TorchX's dist.ddp makes, whose command is a line of a shell.
 DDP = "ddp.component.train"
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Callable[..., specs.AppDef]]:
-    """Return every component in components/*/component.py, by `<folder>.component.<function>`."""
-    components = {}
+def test_every_component_is_tested() -> None:
+    found = set()
     for path in (REPOSITORY / "components").glob("*/component.py"):
         module = importlib.import_module(f"components.{path.parent.name}.component")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
-                components[f"{path.parent.name}.component.{name}"] = function
-    return components
-
-
-def test_every_component_is_tested(found: dict[str, Callable[..., specs.AppDef]]) -> None:
-    assert set(found) == set(COMPONENTS)
-
-
-@pytest.mark.parametrize("name", [name for name in COMPONENTS if name != DDP])
-def test_torchx_finds_it_and_it_becomes_a_stage(name: str, found: dict[str, Callable[..., specs.AppDef]]) -> None:
-    arguments, expected = COMPONENTS[name]
-    app = materialize_appdef(found[name], [*arguments, "--image", "registry.example/image:2"])
-    assert app.name == name.rpartition(".")[2]
-    if name != "echo.component.echo":
-        assert (app.roles[0].entrypoint, app.roles[0].args[0]) == ("python", "-m")
-        assert importlib.util.find_spec(app.roles[0].args[1]) is not None
-    container = component_from_app(app).component_spec.implementation.container
-    assert container.image == "registry.example/image:2"
-    assert container.command == [app.roles[0].entrypoint, *app.roles[0].args]
-    assert container.command[len(container.command) - len(expected) :] == expected
-
-
-@pytest.mark.parametrize(("j", "replicas", "processes"), [("2x1", 2, 1), ("1x2", 1, 2)])
-def test_the_training_is_torchrun_in_each_replica(
-    j: str, replicas: int, processes: int, found: dict[str, Callable[..., specs.AppDef]]
-) -> None:
-    arguments, expected = COMPONENTS[DDP]
-    app = materialize_appdef(found[DDP], [*arguments, "--j", j, "--image", "registry.example/image:2"])
-    (role,) = app.roles
-    assert (app.name, role.image, role.num_replicas) == ("train", "registry.example/image:2", replicas)
-    assert (role.entrypoint, role.args[0]) == ("bash", "-c")
-    program, *words = shlex.split(role.args[1])
-    module = words.index("-m")
-    assert (program, words[words.index("--nproc_per_node") + 1]) == ("torchrun", str(processes))
-    assert words[module + 2 :] == expected
-    assert importlib.util.find_spec(words[module + 1]) is not None
+                found.add(f"{path.parent.name}.component.{name}")
+    assert found == set(COMPONENTS)
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_torchx_runs_it_from_its_file(name: str) -> None:
+def test_torchx_runs_it_from_its_file_and_it_becomes_a_stage(name: str) -> None:
     """TorchX does so in `torchx run components/digits/component.py:train`, which does not import the file."""
     folder, module, function = name.split(".")
     component = get_component(f"{REPOSITORY}/components/{folder}/{module}.py:{function}")
     assert component.validation_errors == []
-    app = materialize_appdef(component.fn, COMPONENTS[name][0])
-    assert app.name == function
     # TorchX's help comes from the docstrings.
     assert component.description.startswith(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
     assert "TIP" not in component.description
+    arguments, expected = COMPONENTS[name]
+    app = materialize_appdef(component.fn, [*arguments, "--image", "registry.example/image:2"])
+    (role,) = app.roles
+    assert (app.name, role.image) == (function, "registry.example/image:2")
+    if name == DDP:
+        assert (role.entrypoint, role.args[0], role.num_replicas) == ("bash", "-c", 2)
+        program, *words = shlex.split(role.args[1])
+        assert (program, words[words.index("--nproc_per_node") + 1]) == ("torchrun", "3")
+        python = words[words.index("-m") :]
+    else:
+        container = component_from_app(app).component_spec.implementation.container
+        assert container.image == role.image
+        assert container.command == [role.entrypoint, *role.args]
+        python = role.args
+    if name != "echo.component.echo":
+        assert (role.entrypoint in ("python", "bash"), python[0]) == (True, "-m")
+        assert importlib.util.find_spec(python[1]) is not None
+        python = python[2:]
+    assert python[len(python) - len(expected) :] == expected
