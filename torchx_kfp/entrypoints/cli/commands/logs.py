@@ -5,22 +5,20 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from torchx_kfp.common.text import clean_line, did_you_mean, listed
-from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text
+from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
-from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError, UnknownRunError, explain
+from torchx_kfp.errors import ArgumentError, PipelineFileError, explain
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.record import RunRecord
-    from torchx_kfp.execution.runs.source import RunSource
     from torchx_kfp.local import StageStarted
 
 _CHUNK = 1 << 16
@@ -54,7 +52,7 @@ def logs_command(run: str, follow: bool, attempt: int | None, raw: bool, lookup:
     say_latest(run, first.run_id)
     for sentence in first.corrupt:
         print_message(sentence)
-    choice = _Choice(first, stage, attempt, partial(_origin, lookup=lookup, raw=raw))
+    choice = _Choice(first, stage, attempt)
     choice.verify(first, follow)
     printer = _Printer(prefixed=stage is None or len(choice.stages(first)) > 1)
     for record in itertools.chain([first], records):
@@ -88,45 +86,14 @@ def _end_orderly() -> None:
             signal.signal(number, end)
 
 
-def _origin(run: str, lookup: Lookup, *, raw: bool) -> RunSource:
-    """Find the run from which a resumed one has kept stages. The record of a resumed run may be anybody's."""
-    from torchx_kfp.execution.runs.history import is_name
-
-    if not is_name(run):
-        raise UnknownRunError(f"There is no run {run!r}.")
-    return lookup.find(run, reads="none", raw_logs=raw)
-
-
 class _Choice:
     """The logs that the user has chosen; while the run is in progress, there may be more of them."""
 
-    def __init__(
-        self, record: RunRecord, stage: str | None, attempt: int | None, find_origin: Callable[[str], RunSource]
-    ) -> None:
-        """Take what the user has chosen; ``find_origin`` finds a run from which this one has kept stages."""
+    def __init__(self, record: RunRecord, stage: str | None, attempt: int | None) -> None:
         self._stage = stage
         self._attempt = attempt
         #: The index of the first attempt that is shown, by stage: later ones are shown, too.
         self._first = {name: len(known.attempts) - 1 for name, known in record.run.by_name.items()}
-        origins: dict[str, list[str]] = {}
-        for name in self.stages(record):
-            end = record.run.end_of(name)
-            if end is not None and end.cached_from and end.log_file is None and not record.run.attempts_at(name):
-                origins.setdefault(end.cached_from, []).append(name)
-        #: The runs in which kept stages ran, which remove their copies of logs when they go, and the logs.
-        self._origins: list[RunSource] = []
-        self._kept: dict[str, Path] = {}
-        for origin, names in origins.items():
-            try:
-                source = find_origin(origin)
-                found = source.read().run
-                source.fetch(names)
-            except (UnknownRunError, HostError) as error:
-                print_message(f"The log of {listed(names)} is one of the run {origin}, which cannot be read: {error}")
-                continue
-            self._origins.append(source)
-            logs = {name: started.log_file for name in names for started in found.attempts_at(name)[-1:]}
-            self._kept.update((name, log) for name, log in logs.items() if log is not None)
 
     def stages(self, record: RunRecord) -> list[str]:
         """Return the names of the chosen stages that are already known."""
@@ -144,9 +111,8 @@ class _Choice:
                     yield name, started.log_file
         for name in self.stages(record):
             end = None if record.run.attempts_at(name) else record.run.end_of(name)
-            log = self._kept.get(name) or end.log_file if end is not None else None
-            if log is not None and log.exists():
-                yield name, log
+            if end is not None and end.log_file is not None and end.log_file.exists():
+                yield name, end.log_file
 
     def is_over(self, record: RunRecord) -> bool:
         """Return whether no more output can come."""
@@ -156,28 +122,17 @@ class _Choice:
 
     def verify(self, record: RunRecord, follow: bool) -> None:
         """Raise ArgumentError if there is nothing to show and nothing to wait for."""
-        stages, gone = self.stages(record), []
-        for name in stages:
-            end = record.run.end_of(name)
-            if end and end.cached_from and end.log_file and not end.log_file.exists():
-                gone.append(
-                    f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
-                    f"{end.cached_from}, which has the log, was removed."
-                )
         if any(self.logs(record)) or (follow and not self.is_over(record)):
-            for sentence in gone:
-                print_message(sentence)
             return
         if self._stage is None:
             raise ArgumentError(f"No stage of the run {record.run_id} has a log: no stage was started.")
+        stages = self.stages(record)
         if not stages and not _may_come(record, self._stage):
             there = list(record.run.by_name)
             raise ArgumentError(
                 f"There is no stage {self._stage!r} in the run {record.run_id}.{did_you_mean(self._stage, there)} Its "
                 f"stages: {listed(there) or 'none yet'}."
             )
-        if gone:
-            raise ArgumentError("\n".join(gone))
         attempts = sum(len(record.run.attempts_at(name)) for name in stages)
         if self._attempt and attempts:
             raise ArgumentError(
@@ -185,7 +140,9 @@ class _Choice:
             )
         end = record.run.end_of(stages[0]) if stages else None
         why = f"it {end.reason or end.state}" if end else f"it was not started ({record.run.state})"
-        if end and end.state is State.CACHED and not end.reason:
+        if end and end.cached_from:
+            why = f"it was taken from the cache. See `{this_command('logs', f'{end.cached_from}/{end.name}')}`"
+        elif end and end.state is State.CACHED and not end.reason:
             why = "it was taken from the cache"
         raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
 
