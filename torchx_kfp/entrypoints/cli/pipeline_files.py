@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ def load_pipeline_function(target: Target, *, tracked: bool = False, has_workspa
     if _is_component(str(target.word)):
         return _component_pipeline(_builtin_component(str(target.word)), **of_component)
     if not os.path.isfile(path):
-        raise _missing(file, "Give a Python file: FILE.py, or FILE.py:NAME.", (_PYTHON,))
+        raise _missing(file)
     if path.suffix != _PYTHON:
         raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it does not define a pipeline function.")
     module = _import(path.resolve())
@@ -99,19 +99,11 @@ def load_target(target: Target, **of_component: bool) -> Pipeline:
 
     word = str(target.word)
     file, _ = _split(word)
-    path = Path(file)
-    if _is_component(word):
-        return load_pipeline(load_pipeline_function(target, **of_component))
-    if os.path.isdir(path) or not os.path.exists(path):
-        way_out = (
-            "Give a compiled pipeline (FILE.yaml), a Python file (FILE.py, or FILE.py:NAME), or a component (utils.sh)."
-        )
-        if not path.suffix:
-            _refuse_arguments(target)
-        raise _missing(file if path.suffix == _PYTHON else word, way_out, (_PYTHON, *SUFFIXES))
-    if path.suffix == _PYTHON:
+    if Path(file).suffix == _PYTHON or _is_component(word):
         return load_pipeline(load_pipeline_function(target, **of_component))
     _refuse_arguments(target)
+    if not os.path.isfile(word):
+        raise _missing(word)
     return load_pipeline(word)
 
 
@@ -196,10 +188,13 @@ def split_words(words: tuple[str, ...]) -> dict[str, str]:
     return arguments
 
 
-def _missing(file: str, way_out: str, suffixes: Collection[str]) -> PipelineFileError:
-    """Return the error for a file that does not exist; the suffixes are those of files to suggest."""
+def _missing(file: str) -> PipelineFileError:
+    """Return the error for a file that does not exist."""
     what = f"{file!r} is not a file" if os.path.exists(file) else f"There is no file {file!r}"
-    return PipelineFileError(f"{what}.{did_you_mean_path(file, suffixes) or f' {way_out}'}")
+    way_out = (
+        " Give a compiled pipeline (FILE.yaml), a Python file (FILE.py, or FILE.py:NAME), or a component (utils.sh)."
+    )
+    return PipelineFileError(f"{what}.{did_you_mean_path(file, (_PYTHON, *SUFFIXES)) or way_out}")
 
 
 def _is_component(target: str) -> bool:
