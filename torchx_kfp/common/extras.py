@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from importlib import util
 
-from torchx_kfp.common.text import listed
 from torchx_kfp.errors import MissingExtraError
 
 #: Each extra with the modules that it installs (pyproject.toml names their distributions).
@@ -46,6 +45,8 @@ def require(extra: str, what: str) -> None:
     """
     missing = [module for module in MODULES[extra] if not is_installed(module)]
     if missing:
+        from torchx_kfp.common.text import listed  # not before it is needed: a help text must not wait for it
+
         raise MissingExtraError(
             f'{what} needs the extra "{extra}" (missing here: {listed(missing, 3)}). '
             f"Install it with: {install_line(extra)}"

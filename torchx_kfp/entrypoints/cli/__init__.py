@@ -7,12 +7,9 @@ Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure,
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
-import logging
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -20,8 +17,6 @@ from typing import Any
 import click
 
 import torchx_kfp
-from torchx_kfp.common.text import did_you_mean
-from torchx_kfp.entrypoints.cli.display.printing import discard, has_reader, print_message
 from torchx_kfp.errors import StageFailedError, TorchxKfpError
 
 __all__ = ["main"]
@@ -95,6 +90,8 @@ _SIMILAR = 0.75
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
     """Say what to write for an option of another place; click would suggest one that looks a little like it."""
+    import difflib
+
     from torchx_kfp.execution.host.settings import SETTINGS, way_to_give
 
     command = error.ctx.command if error.ctx is not None else None
@@ -123,6 +120,8 @@ def _closed_streams() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
+        from torchx_kfp.entrypoints.cli.display.printing import discard, has_reader
+
         if has_reader(sys.stdout):
             raise  # another pipe has broken, such as the connection to a store
         discard(sys.stdout)
@@ -133,15 +132,10 @@ def _closed_streams() -> Iterator[None]:
         try:
             error.show()
         except OSError:
+            from torchx_kfp.entrypoints.cli.display.printing import discard
+
             discard(sys.stderr)
         raise click.exceptions.Exit(error.exit_code) from None
-
-
-class _Messages(logging.Handler):
-    """Prints warnings on stderr without control characters."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print_message(record.getMessage())
 
 
 class _CommandGroup(click.Group):
@@ -172,6 +166,8 @@ class _CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            from torchx_kfp.common.text import did_you_mean
+
             use = f" Use: torchx-kfp {_FORMER[args[0]]}" if args[0] in _FORMER else did_you_mean(args[0], _COMMANDS)
             ctx.fail(f"No such command {args[0]!r}.{use}")
         return super().resolve_command(ctx, args)
@@ -181,7 +177,12 @@ class _CommandGroup(click.Group):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        logger, handler = logging.getLogger("torchx_kfp"), _Messages(logging.WARNING)
+        import logging
+        import traceback
+
+        from torchx_kfp.entrypoints.cli.display.printing import MessageHandler, print_message
+
+        logger, handler = logging.getLogger("torchx_kfp"), MessageHandler(logging.WARNING)
         logger.addHandler(handler)
         try:
             with _closed_streams():

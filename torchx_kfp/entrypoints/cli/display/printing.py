@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import math
 import os
 import select
@@ -122,6 +123,13 @@ def print_message(text: str, *, colours: bool = False) -> None:
         click.echo(clean(without_passwords(text), colours=colours), err=True)
     except OSError:  # there is no reader to tell
         discard(sys.stderr)
+
+
+class MessageHandler(logging.Handler):
+    """Prints warnings on stderr without control characters."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_message(record.getMessage())
 
 
 def say_left_out(error: object) -> None:
