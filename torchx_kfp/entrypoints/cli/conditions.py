@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
+
+from torchx_kfp.common.text import did_you_mean, listed
 
 _OPERATORS = {
     "<": operator.lt,
@@ -70,18 +72,52 @@ def _number(text: str) -> int | float | None:
     return None
 
 
-def in_order(values: Mapping[str, Mapping[str, Any]], name: str, *, descending: bool) -> list[str]:
-    """Return the keys in the order of what each has under a name: numbers, NaN, text, and those without it."""
-    groups: tuple[list[str], ...] = ([], [], [], [])
-    numbers, nan, texts, missing = groups
-    for key, row in values.items():
-        value = row.get(name)
-        if name not in row:
-            missing.append(key)
-        elif isinstance(value, int | float):
-            (numbers if value == value else nan).append(key)
-        else:
-            texts.append(key)
-    numbers.sort(key=lambda key: values[key][name], reverse=descending)
-    texts.sort(key=lambda key: str(values[key][name]), reverse=descending)
-    return [key for group in groups for key in group]
+def select(
+    rows: Mapping[str, Mapping[str, Sequence[Any]]],
+    where: Sequence[str],
+    sorts: Sequence[str],
+    known: Iterable[str] = (),
+) -> list[str]:
+    """Return the keys of the rows for which all comparisons hold, in order.
+
+    Args:
+        rows: the values of each row, by their names. A comparison must hold for one of several values; their smallest
+            or largest number orders the row.
+        where: the comparisons.
+        sorts: the names that order the rows, after ``-`` the largest first; each breaks ties of those before it.
+        known: names that a row may lack.
+
+    Raises:
+        UsageError: a comparison is malformed, or no row has a value with this name.
+    """
+    conditions = list(map(Condition.parse, where))
+    names = {*known, *(name for values in rows.values() for name in values)}
+    orders = [(sort, False) if sort in names else (sort.removeprefix("-"), sort.startswith("-")) for sort in sorts]
+    for wanted in [*(each.name for each in conditions), *(name for name, _ in orders)] if rows else []:
+        if wanted not in names:
+            there = sorted(names.difference(known))
+            hint = did_you_mean(wanted, there) or f" The names here: {listed(there, 20) or 'none'}."
+            raise click.UsageError(f"No run here has a value named {wanted!r}.{hint}")
+    keys = [
+        key
+        for key, values in rows.items()
+        if all(any(map(each.holds, values.get(each.name, ()))) for each in conditions)
+    ]
+    for name, descending in reversed(orders):
+        keys = _in_order({key: rows[key].get(name, ()) for key in keys}, descending=descending)
+    return keys
+
+
+def _in_order(rows: Mapping[str, Sequence[Any]], *, descending: bool) -> list[str]:
+    """Return the keys in the order of their values: numbers, NaN, text, and those without a value."""
+
+    def place(key: str) -> tuple[int, tuple[float, str]]:
+        values = rows[key]
+        if numbers := [value for value in values if isinstance(value, int | float) and value == value]:
+            return 0, ((max if descending else min)(numbers), "")
+        if not values:
+            return 3, (0, "")
+        return (1, (0, "")) if isinstance(values[0], float) else (2, (0, str(values[0])))
+
+    ordered = sorted(rows, key=lambda key: place(key)[1], reverse=descending)
+    return sorted(ordered, key=lambda key: place(key)[0])

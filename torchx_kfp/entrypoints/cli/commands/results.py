@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.common.text import counted, did_you_mean, listed, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.conditions import Condition, in_order
+from torchx_kfp.entrypoints.cli.conditions import select
 from torchx_kfp.entrypoints.cli.display.printing import (
     at,
     is_number,
@@ -119,9 +119,7 @@ def results_command(
             _list_runs(chosen.keys)
             return
     named = located.stages if located else {}
-    rows = _matching(_read(recorder, chosen, named, stages), list(map(Condition.parse, comparisons)), recorder)
-    for sort in reversed(sorts if rows else ()):
-        rows = _sorted(rows, sort)
+    rows = _select(_read(recorder, chosen, named, stages), comparisons, sorts, recorder)
     if located is not None and not chosen.keys:
         print_message(located.nothing_recorded(chosen.name))
     elif not rows:
@@ -241,47 +239,25 @@ def _list_runs(keys: Iterable[str]) -> None:
     print_rows(rows, columns)
 
 
-def _values(row: Row) -> dict[str, Any]:
-    """Return what a comparison or a sort may name: the parts of the run id, and the results."""
-    return {**{name: part for name, part in row.items() if name != "results" and part}, **row["results"]}
-
-
 def _names(rows: Sequence[Row]) -> list[str]:
     """Return the names of all results."""
     return list(dict.fromkeys(name for row in rows for name in row["results"]))
 
 
-def _matching(rows: list[Row], comparisons: Sequence[Condition], recorder: Recorder) -> list[Row]:
-    """Return the rows for which all comparisons hold."""
+def _select(rows: Sequence[Row], where: Sequence[str], sorts: Sequence[str], recorder: Recorder) -> list[Row]:
+    """Return the rows for which all comparisons hold, in order: by the parts of run ids, results, and tags."""
     from torchx_kfp.tracking.store import pipeline_run
 
-    values = list(map(_values, rows))
-    if any(each.name.startswith(_TAG) for each in comparisons):
-        runs = [pipeline_run(row["run_id"]) for row in rows]
-        tags = recorder.records(runs, "tags")
-        named = [{f"{_TAG}{name}": value for name, value in tags[run].tags.items()} for run in runs]
-        values = [{**its, **own} for its, own in zip(named, values, strict=True)]
-    known = {name for its in values for name in its} - {"run_id", *_OWN}
-    for each in comparisons if rows else ():
-        _check_name("--where", f"{each.name} {each.operator} {each.value}", each.name, known)
-    return [
-        row
-        for row, its in zip(rows, values, strict=True)
-        if all(each.name in its and each.holds(its[each.name]) for each in comparisons)
-    ]
-
-
-def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
-    """Sort rows by a name: numbers, then NaN, texts, and rows without a value."""
-    there = _names(rows)
-    descending = sort.startswith("-") and sort not in there
-    name = sort[1:] if descending else sort
-    _check_name("--sort", sort, name, there)
-
+    runs = [pipeline_run(row["run_id"]) for row in rows]
+    has_tags = any(_TAG in text for text in where)
+    tags = {run: record.tags for run, record in recorder.records(runs, "tags").items()} if has_tags else {}
+    values = {}
+    for row, run in zip(rows, runs, strict=True):
+        own = {name: row[name] for name in ("run_id", *_OWN) if row[name]}
+        its = {f"{_TAG}{name}": tag for name, tag in tags.get(run, {}).items()}
+        values[row["run_id"]] = {name: [value] for name, value in {**its, **own, **row["results"]}.items()}
     found = {row["run_id"]: row for row in rows}
-    return [
-        found[key] for key in in_order({key: _values(row) for key, row in found.items()}, name, descending=descending)
-    ]
+    return [found[key] for key in select(values, where, sorts, ("run_id", *_OWN))]
 
 
 def _print_csv(rows: Sequence[Row]) -> None:
@@ -321,16 +297,3 @@ def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[s
     # A result may have the name of the first column.
     first = Column("" if heading in names else heading, lambda row: labels[row["run_id"]])
     print_rows(rows, [first, *map(column, names)], as_json=as_json, above=f"Run {titled(name, run)}" if run else "")
-
-
-def _check_name(option: str, text: str, name: str, there: Collection[str]) -> None:
-    """Raise UsageError for a name that no run has: most of them are typos."""
-    if name in there or name in ("run_id", *_OWN):
-        return
-    recorded = f"The recorded results are: {listed(sorted(there), 20)}." if there else "No results are recorded."
-    if name.startswith(_TAG):
-        tags = [other.removeprefix(_TAG) for other in there if other.startswith(_TAG)]
-        recorded = f"Their tags: {listed(sorted(tags), 20)}." if tags else "There are no tags yet."
-    raise click.UsageError(
-        f"{option} {text!r} names {name!r}, which no run here has recorded.{did_you_mean(name, there)} {recorded}"
-    )

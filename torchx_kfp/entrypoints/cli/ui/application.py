@@ -19,10 +19,11 @@ import click
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.comparison import compare_runs, show_values
+from torchx_kfp.entrypoints.cli.conditions import select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.entrypoints.cli.run_description import run_columns
-from torchx_kfp.entrypoints.cli.ui.listing import ListedRun, Runs, select
+from torchx_kfp.entrypoints.cli.ui.listing import ListedRun, Runs
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.report.page import fill, render
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES
@@ -98,7 +99,9 @@ class Application:
         given = {"name": "", "state": "", "sort": "", "page": "", **dict(query)}
         where = [value for name, value in query if name == "where"]
         try:
-            keys = select(runs, given["name"], given["state"], where, given["sort"])
+            keys = select({key: run.values for key, run in runs.items()}, where, list(filter(None, [given["sort"]])))
+            keys = [key for key in keys if runs[key].is_called(given["name"])]
+            keys = [key for key in keys if given["state"] in ("", runs[key].row["state"])]
         except click.UsageError as error:
             keys, problems = [], [error.message, *problems]
         number = int(given["page"]) if re.fullmatch("[1-9][0-9]{0,5}", given["page"]) else 1

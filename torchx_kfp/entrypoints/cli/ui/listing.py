@@ -12,12 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.protocol import superseded
-from torchx_kfp.entrypoints.cli.conditions import Condition, in_order
-from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, lists_host, names_host, usual_base
 from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder, parts
 from torchx_kfp.entrypoints.cli.run_description import run_as_json, summary_as_json
@@ -71,11 +66,9 @@ class ListedRun:
         own = {name: [value] for name, value in self.row.items() if isinstance(value, str | int | float)}
         return {**found, **{f"tag.{name}": [value] for name, value in self.tags.items()}, **own}
 
-    def best(self, name: str, *, largest: bool) -> Mapping[str, Any]:
-        """Return the value with a name that orders the run; of several numbers, the largest or the smallest."""
-        values = self.values.get(name, ())
-        numbers = [value for value in values if is_number(value) and value == value]
-        return {name: (max if largest else min)(numbers) if numbers else values[0]} if values else {}
+    def is_called(self, name: str) -> bool:
+        """Tell whether a text is part of the run's id, name or pipeline."""
+        return any(name.lower() in str(self.row[field] or "").lower() for field in ("run", "name", "pipeline"))
 
 
 class Runs:
@@ -194,33 +187,3 @@ def _by_stage(found: Iterable[tuple[str, Mapping[str, Any]]]) -> Results:
             if isinstance(value, str | int | float):
                 results.setdefault((stage, name), []).append(value)
     return results
-
-
-def select(runs: Mapping[str, ListedRun], name: str, state: str, where: Sequence[str], sort: str) -> list[str]:
-    """Return the keys of the runs that are shown, in their order.
-
-    Args:
-        runs: the runs by key, the newest first.
-        name: a part of the run's id, name or pipeline.
-        state: the state; empty for any.
-        where: conditions as those of ``torchx-kfp results --where``. If a run has several values with a name, the
-            condition must hold for one of them.
-        sort: the name of the value that orders the runs, after ``-`` the largest first; empty for the newest first.
-
-    Raises:
-        UsageError: a condition is malformed, or no run has a value with this name.
-    """
-    conditions = list(map(Condition.parse, where))
-    largest, by = sort.startswith("-"), sort.removeprefix("-")
-    names = {name for run in runs.values() for name in run.values}
-    for wanted in [*(each.name for each in conditions), *([by] if by else [])]:
-        if wanted not in names:
-            raise click.UsageError(f"No run here has a value named {wanted!r}.{did_you_mean(wanted, names)}")
-    found = {
-        key: run.best(by, largest=largest)
-        for key, run in runs.items()
-        if state in ("", run.row["state"])
-        and any(name.lower() in str(run.row[field] or "").lower() for field in ("run", "name", "pipeline"))
-        and all(any(map(each.holds, run.values.get(each.name, ()))) for each in conditions)
-    }
-    return in_order(found, by, descending=largest) if by else [*found]
