@@ -216,22 +216,13 @@ def _compare_code(*runs: tuple[Recorded, str]) -> dict[str, Any]:
         return {"files": {}, "problem": ""}
     if None in digests:
         return {"files": {}, "problem": f"only {runs[digests[0] is None][1]} has code that travelled with it"}
-    found = []
-    for (it, run), digest in zip(runs, digests, strict=True):
-        try:
-            found.append(_files(it.recorder.read_workspace(str(digest))))
-        except (TrackerError, WorkspaceError) as error:
-            return {"files": {}, "problem": f"it differs, but that of {run} cannot be read: {error}"}
-        except tarfile.TarError as error:
-            return {"files": {}, "problem": f"it differs, but that of {run} is not an archive of code: {error}"}
-    before, after = found
-    files = {}
-    for name in sorted(dict(before.items() ^ after.items())):
-        if name not in before or name not in after:
-            files[name] = "added" if name in after else "removed"
-        else:
-            files[name] = "changed" if before[name][1] != after[name][1] else f"now {after[name][0]}"
-    return {"files": files, "problem": ""}
+    try:
+        before, after = (_files(it, str(digest)) for (it, _), digest in zip(runs, digests, strict=True))
+    except (TrackerError, WorkspaceError, tarfile.TarError) as error:
+        return {"files": {}, "problem": f"it differs, but cannot be read: {error}"}
+    both = {name: "changed" for name in before.keys() & after.keys() if before[name] != after[name]}
+    files = {**both, **dict.fromkeys(before.keys() - after, "removed"), **dict.fromkeys(after.keys() - before, "added")}
+    return {"files": dict(sorted(files.items())), "problem": ""}
 
 
 def _digest(located: Recorded, run: str) -> str | None:
@@ -242,13 +233,9 @@ def _digest(located: Recorded, run: str) -> str | None:
     return code[0].digest if code else digest
 
 
-def _files(archive: bytes) -> dict[str, tuple[str, bytes]]:
-    """Return the kind and the content of each file, by name; the content of a link is its target."""
+def _files(located: Recorded, digest: str) -> dict[str, tuple[object, ...]]:
+    """Return what tells the files of an archive of code apart, by name."""
     from torchx_kfp.contract.carried.workspace import content, members
 
-    found = {}
-    for member in members(archive):
-        kind = "a link" if member.issym() else "executable" if member.mode & 0o100 else "not executable"
-        data = member.linkname.encode(errors="surrogateescape") if member.issym() else content(archive, member)
-        found[member.name] = (kind, bytes(data))
-    return found
+    archive = located.recorder.read_workspace(digest)
+    return {it.name: (it.mode & 0o100, it.linkname, bytes(content(archive, it))) for it in members(archive)}
