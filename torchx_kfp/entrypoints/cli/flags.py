@@ -190,25 +190,17 @@ host_options = gathered("flags", _given, *_settings({name: SETTINGS[name] for na
 submission_options = gathered("submission", _submission, *_settings(SUBMISSION))
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
-    """A duration such as ``90s``, ``1h30m`` or ``30d``, as seconds."""
+def read_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return the type of an option whose text a function reads, which raises ValueError for a wrong one."""
 
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def read(text: str) -> Any:
         try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+            return parse(text)
+        except (ValueError, OverflowError) as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
 
 
-class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
-    """A size such as ``500MB`` or ``2.5 GB``, as bytes."""
-
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_size(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+#: A duration such as ``90s``, ``1h30m`` or ``30d``, as seconds, and a size such as ``500MB`` or ``2.5 GB``, as bytes.
+seconds, byte_count = read_by(parse_duration), read_by(parse_size)

@@ -11,7 +11,7 @@ import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text
 from torchx_kfp.entrypoints.cli.display.printing import ask, print_json, print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import ByteCount, Duration, json_option, refuse_empty
+from torchx_kfp.entrypoints.cli.flags import byte_count, json_option, refuse_empty, seconds
 from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import ArgumentError
@@ -38,7 +38,7 @@ _REST = "not removed, or only in part: run gc again"
     "--older-than",
     "age",
     metavar="AGE",
-    type=Duration(),
+    type=seconds,
     help="The age from which runs are removed, such as 30d, 2w, 12h or 1h30m; m is for minutes.",
 )
 @click.option("--run", "one", metavar="RUN", help="Remove only this run: its id, or the beginning of it.")
@@ -46,7 +46,7 @@ _REST = "not removed, or only in part: run gc again"
 @click.option(
     "--max-size",
     metavar="SIZE",
-    type=ByteCount(),
+    type=byte_count,
     help="With --output-dir: remove the oldest runs until the others take no more than this, such as 20GB.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show the runs that would be removed.")

@@ -11,13 +11,13 @@ import click
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.flags import (
-    Duration,
     Flags,
     Target,
     ViewOptions,
     container_options,
     host_options,
     refuse_empty,
+    seconds,
     target_argument,
     view_options,
 )
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="The number of stages that may run at once.  [default: twice the number of CPUs, and at least 4]",
 )
-@click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
+@click.option("--timeout", metavar="TIME", type=seconds, help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
 @click.option("--no-cache", is_flag=True, help="Run every stage, even if an earlier run has its outputs.")
 @click.option(

@@ -12,7 +12,7 @@ import click
 
 from torchx_kfp.common.text import counted
 from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
-from torchx_kfp.entrypoints.cli.flags import Duration, json_option, refuse_empty
+from torchx_kfp.entrypoints.cli.flags import json_option, refuse_empty, seconds
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, lists_host, names_host
 from torchx_kfp.entrypoints.cli.run_description import run_as_json, run_columns, summary_as_json
 from torchx_kfp.errors import ArgumentError, HostError
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--schedule", metavar="NAME", callback=refuse_empty, help="Only runs that this schedule of the host has started."
 )
-@click.option(
-    "--newer-than", metavar="AGE", type=Duration(), help="Only runs that began after this, such as 12h or 7d."
-)
+@click.option("--newer-than", metavar="AGE", type=seconds, help="Only runs that began after this, such as 12h or 7d.")
 @json_option
 @finds_runs()
 def runs_command(

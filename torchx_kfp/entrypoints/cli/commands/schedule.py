@@ -11,12 +11,13 @@ import click
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.display.printing import at, print_json, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import (
-    Duration,
     Flags,
     Target,
     gathered,
     host_options,
     json_option,
+    read_by,
+    seconds,
     submission_options,
     target_argument,
 )
@@ -32,17 +33,13 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 
 
-class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
-    """A date or a time in ISO 8601, as seconds since the epoch; without a zone, it is that of this machine."""
-
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            # Python 3.10 does not know Z.
-            return datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00")).timestamp()
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a time. Write, for example, 2026-12-31 or 2026-12-31T18:00+01:00.", param, ctx)
+def _moment(text: str) -> float:
+    """Read a date or a time in ISO 8601, as seconds since the epoch; without a zone, it is that of this machine."""
+    try:
+        # Python 3.10 does not know Z.
+        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a time. Write, for example, 2026-12-31 or 2026-12-31T18:00+01:00.") from None
 
 
 def _timing(cron: str | None, **values: Any) -> Timing:
@@ -60,9 +57,9 @@ _timing_options = gathered(
         help="Start a run at these times: minute, hour, day of the month, month, day of the week, such as "
         "'0 3 * * *' for 03:00 of each day (UTC).",
     ),
-    click.option("--every", metavar="TIME", type=Duration(), help="Start a run in intervals, such as 6h."),
-    click.option("--start", metavar="TIME", type=Moment(), help="Start no run before this time."),
-    click.option("--end", metavar="TIME", type=Moment(), help="Start no run after this time."),
+    click.option("--every", metavar="TIME", type=seconds, help="Start a run in intervals, such as 6h."),
+    click.option("--start", metavar="TIME", type=read_by(_moment), help="Start no run before this time."),
+    click.option("--end", metavar="TIME", type=read_by(_moment), help="Start no run after this time."),
     click.option(
         "--max-runs", metavar="N", type=int, default=1, help="How many runs there are at once: up to 10.  [default: 1]"
     ),
