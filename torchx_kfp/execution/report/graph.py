@@ -2,7 +2,7 @@
 
 In a compiled pipeline, edges connect only tasks of the same scope. So each box that contains others is laid out first,
 and then placed as a box of that size in the scope around it. The boxes of a scope are in layers, so that every edge
-leads down; a layer has the order of its neighbors, and is wrapped like text if it is wider than a page.
+leads down; a layer has the order of its neighbors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 WIDTH, HEIGHT = 190.0, 46.0
 #: Gaps between the boxes of a layer and between layers; the padding and the title of a box that contains others.
 GAP, LAYER_GAP, PADDING, TITLE = 16.0, 40.0, 14.0, 26.0
-#: How wide the boxes of a row are together, unless it is a single one.
-_PAGE = 1050.0
 #: The width of a letter, and that of a box's edges.
 _LETTER, _EDGES = 6.4, 28.0
 
@@ -106,17 +104,16 @@ def _arrange(group: Box) -> None:
     for box in group.inner:
         if box.inner:
             _arrange(box)
-    layers = [_rows(layer) for layer in _layers(group.inner)]
-    inside = max((_width(row) for rows in layers for row in rows), default=0.0)
+    layers = _layers(group.inner)
+    widths = [sum(box.width + GAP for box in layer) - GAP for layer in layers]
+    inside = max(widths, default=0.0)
     y = PADDING + (TITLE if group.kind else 0.0)
-    for rows in layers:
-        for row in rows:
-            x = PADDING + (inside - _width(row)) / 2
-            for box in row:
-                box.x, box.y = x, y
-                x += box.width + GAP
-            y += max(box.height for box in row) + GAP
-        y += LAYER_GAP - GAP
+    for layer, width in zip(layers, widths, strict=True):
+        x = PADDING + (inside - width) / 2
+        for box in layer:
+            box.x, box.y = x, y
+            x += box.width + GAP
+        y += max(box.height for box in layer) + LAYER_GAP
     group.width, group.height = inside + 2 * PADDING, y - LAYER_GAP + PADDING
 
 
@@ -124,19 +121,6 @@ def _move(box: Box, x: float, y: float) -> None:
     box.x, box.y = box.x + x, box.y + y
     for inner in box.inner:
         _move(inner, box.x, box.y)
-
-
-def _width(row: list[Box]) -> float:
-    return sum(box.width + GAP for box in row) - GAP
-
-
-def _rows(layer: list[Box]) -> list[list[Box]]:
-    rows: list[list[Box]] = [[]]
-    for box in layer:
-        if rows[-1] and _width([*rows[-1], box]) > _PAGE:
-            rows.append([])
-        rows[-1].append(box)
-    return rows
 
 
 def _layers(boxes: list[Box]) -> list[list[Box]]:
