@@ -1,15 +1,19 @@
 """Facts of git about a folder. Without git, outside of a repository, or if git refuses, there are none.
 
 The folder may be somebody else's, so the programs that its own configuration names do not run: file system monitors,
-filters, and the transports of a remote from which git would fetch what is missing.
+and the transports of a remote from which git would fetch what is missing. Git would also run filters to compare files,
+so they are compared here, as they are: what a filter has changed, such as that of LFS, differs from the commit.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+
+from torchx_kfp.common.safe_files import read_bytes
 
 #: ``git@host:path``, as ssh and git have it.
 _SCP = re.compile(r"(?:[\w.+-]+@)?[\w.-]+:(?!:)[^@]*")
@@ -39,8 +43,8 @@ class GitState:
 
 #: Options for which a repository's configuration does not count. A bare repository among the files is not the folder's.
 _SAFE = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.bareRepository=explicit")
-#: Scopes of the configuration that comes with the folder.
-_OWN_SCOPES = ("local", "worktree")
+#: The bytes of a file that is compared, at most.
+_LARGEST = 1 << 30
 
 
 def run_git(folder: str, *words: str) -> bytes | None:
@@ -62,50 +66,32 @@ def run_git(folder: str, *words: str) -> bytes | None:
     return None if done.returncode else done.stdout
 
 
-def _without_filters(folder: str) -> list[str] | None:
-    """Return options that switch off the filters of the folder's own configuration: git would run them to compare.
-
-    Return None if that is not possible: git is too old to list them, or one has a name that an option cannot have.
-    """
-    listed = run_git(folder, "config", "--list", "--show-scope", "--includes", "--name-only", "-z")
+def _committed(folder: str, commit: str) -> dict[str, str] | None:
+    """Return the hashes of the files of a commit by their names in the folder, with those of submodules."""
+    listed = run_git(folder, "ls-tree", "-r", "-z", commit)
     if listed is None:
         return None
-    words = list(map(os.fsdecode, listed.split(b"\0")))
-    names = {
-        name.rpartition(".")[0]
-        for scope, name in zip(words[::2], words[1::2], strict=False)
-        if scope in _OWN_SCOPES and name.startswith("filter.")
-    }
-    settings = ("clean=", "process=", "smudge=", "required=false")
-    if any("=" in name for name in names):
-        return None
-    return [word for name in sorted(names) for setting in settings for word in ("-c", f"{name}.{setting}")]
+    found: dict[str, str] = {}
+    for entry in filter(None, listed.split(b"\0")):
+        about, _, path = entry.partition(b"\t")
+        _, kind, digest = about.decode().split()
+        name = os.fsdecode(path)
+        if kind == "commit":
+            inner = _committed(os.path.join(folder, name), digest) or {}  # it may not be checked out
+            found |= {f"{name}/{below}": its for below, its in inner.items()}
+        else:
+            found[name] = digest
+    return found
 
 
-def _differing(folder: str) -> set[str] | None:
-    """Return what differs from the commit, relative to the folder; a submodule's own changes count for its name."""
-    # Git's own comparison, because the user's filters (line ends, LFS) change what is in the folder.
-    words = ("diff", "--name-only", "--no-ext-diff", "--ignore-submodules=dirty", "--relative", "-z", "HEAD", "--", ".")
-    without = _without_filters(folder)
-    found = None if without is None else run_git(folder, *without, *words)
-    if found is None:
-        return None
-    names = set(map(os.fsdecode, filter(None, found.split(b"\0"))))
-    return names | {name for name in _submodules(folder) if _is_changed(os.path.join(folder, name))}
-
-
-def _submodules(folder: str) -> list[str]:
-    tree = run_git(folder, "ls-tree", "-r", "-z", "HEAD") or b""
-    entries = [entry.partition(b"\t") for entry in tree.split(b"\0")]
-    return [os.fsdecode(name) for head, _, name in entries if head.startswith(b"160000")]
-
-
-def _is_changed(submodule: str) -> bool:
-    """Tell whether a submodule has changes or new files. One that is not checked out has none."""
-    if not os.path.lexists(os.path.join(submodule, ".git")):
-        return False
-    new = run_git(submodule, "ls-files", "--others", "--exclude-standard", "-z")
-    return bool(new or _differing(submodule))
+def _hash(path: str, like: str) -> str:
+    """Return git's hash of a file or link, of the length of another one; empty if it cannot be read."""
+    try:
+        content = os.fsencode(os.readlink(path)) if os.path.islink(path) else read_bytes(path, limit=_LARGEST)
+    except OSError:
+        return ""
+    kind = hashlib.sha256 if len(like) == 64 else hashlib.sha1
+    return kind(b"blob %d\0%s" % (len(content), content)).hexdigest()
 
 
 def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
@@ -113,24 +99,20 @@ def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
 
     Args:
         folder: the folder, at the top of the repository or below.
-        names: the files in the folder that count, relative to it. A submodule's files are those of its commit if git
-            says that it has not changed.
+        names: the files in the folder that count, relative to it.
     """
     commit = _line(folder, "rev-parse", "--verify", "HEAD")
-    tree = run_git(folder, "ls-tree", "-r", "-z", "HEAD")
-    differing = _differing(folder)
-    if commit is None or tree is None or differing is None:
+    committed = commit and _committed(folder, commit)
+    if not commit or committed is None:
         return None
     branch = _line(folder, "symbolic-ref", "--short", "HEAD")
     upstream = _line(folder, "config", "--get", f"branch.{branch}.remote") if branch else None
     remote = _line(folder, "config", "--get", f"remote.{upstream or 'origin'}.url")
-    committed = {os.fsdecode(entry.partition(b"\t")[2]) for entry in tree.split(b"\0") if entry}
-    submodules = tuple(f"{name}/" for name in _submodules(folder))
-    added = any(name not in committed and not name.startswith(submodules) for name in names)
-    changed = added or any(
-        # A file that is there, but does not count, was left out; one that is not there was removed.
-        name in names or not os.path.lexists(os.path.join(folder, name)) or f"{name}/" in submodules
-        for name in differing
+    paths = {name: os.path.join(folder, name) for name in {*names, *committed}}
+    # A file that is there, but does not count, was left out; one that is not there was removed.
+    changed = any(
+        committed.get(name) != _hash(path, commit) if name in names else not os.path.lexists(path)
+        for name, path in paths.items()
     )
     return GitState(commit, branch, without_credentials(remote) if remote else None, changed)
 
