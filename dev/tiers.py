@@ -21,7 +21,7 @@ TIERS = {
     "oldest": ("torchx_kfp/contract/carried", "torchx_kfp/common/archive.py", "tests/oldest.py"),
     "examples": ("components", "pipelines", "tests/cases/examples.py", "tests/components"),
     "load": ("torchx_kfp/tracking/disk.py", "torchx_kfp/tracking/objects.py", "torchx_kfp/tracking/store.py"),
-    "mlflow": ("torchx_kfp/tracking/backends", "torchx_kfp/tracking/mirrors.py", "pipelines/experiments.py"),
+    "mlflow": ("torchx_kfp/tracking/backends", "pipelines/experiments.py"),
     "browser": ("torchx_kfp/execution/report", "torchx_kfp/entrypoints/cli/ui", "tests/execution/report"),
     "containers": ("torchx_kfp/contract", "torchx_kfp/execution/local/executors", "tests/containers"),
     "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines", "tests/kubernetes"),

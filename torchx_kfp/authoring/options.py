@@ -29,9 +29,10 @@ class StageOptions:
             ``torchx-kfp submit --workspace DIR`` fills in, or the URL of a stored workspace. It is unpacked into a new
             folder, which is the working directory and the first in PYTHONPATH. Empty, the code is that of the image.
             The image needs python3 (3.8 or newer) and fsspec with the driver of the storage.
-        trackers: further TorchX trackers that get the stage's records: {name: configuration}, such as
-            ``{"mlflow": "http://mlflow:5000"}``. The name is that of an entry point ``torchx.tracker``, or
-            ``module:function``. The configuration may be or contain channels; None means no configuration.
+        trackers: further TorchX trackers of the stage: {name: configuration}, such as
+            ``{"mlflow": "http://mlflow:5000"}``, which gets copies of all records. Others get what the application
+            records with ``torchx.tracker``; the name is that of an entry point of this group, or ``module:function``.
+            The configuration may be or contain channels; None means no configuration.
         secrets: variables from Kubernetes secrets, {secret: {key: variable}}. Each value has the form of
             ``secret_key_to_env`` of ``kfp.kubernetes.use_secret_as_env``.
         cache: if False, the stage runs each time, even if KFP's cache has an execution with the same inputs.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.text import SuggestingDict, describe_unknown, did_you_mean, shown
@@ -22,7 +24,6 @@ from torchx_kfp.tracking.artifacts import Artifact, add_artifact
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.lineage import Lineage, Source, rank, record_start_once, record_use_once
-from torchx_kfp.tracking.mirrors import MirrorTracker, mirror_trackers
 from torchx_kfp.tracking.records import Record, read_lineage, read_record
 from torchx_kfp.tracking.results import Result, check_results, results_frame
 from torchx_kfp.tracking.steps import flush, step_log
@@ -32,7 +33,12 @@ from torchx_kfp.tracking.tracker import FsspecResultTracker, Prefetch, describe_
 if TYPE_CHECKING:
     import pandas
 
+    from torchx_kfp.tracking.backends.mlflow import MlflowTracker
+
 _logger = logging.getLogger(__name__)
+
+#: The tracker of TorchX that gets copies of what is recorded.
+_MLFLOW = "mlflow"
 
 
 class Run:
@@ -53,7 +59,7 @@ class Run:
         *,
         reader: str | None = None,
         prefetch: Prefetch | None = None,
-        mirrors: Sequence[MirrorTracker] = (),
+        mlflow: MlflowTracker | None = None,
         is_main_process: bool = True,
     ) -> None:
         self._id = run_id
@@ -61,7 +67,7 @@ class Run:
         self._reads = reads  # None for a run that another one reads
         self._reader = reader  # the run that reads it
         self._prefetch = prefetch
-        self._mirrors = mirrors
+        self._mlflow = mlflow  # gets copies
         self._is_main_process = is_main_process  # of its stage, which may have others
 
     @property
@@ -95,8 +101,8 @@ class Run:
             )
         new = {**check_results(self.id, {} if results is None else results), **check_results(self.id, named)}
         self._tracker.update(self.id, **new)
-        for tracker in self._mirrors:
-            tracker.add_metadata(new)
+        if self._mlflow and new:
+            self._mlflow.add_metadata(self.id, **new)
 
     def results(self, timeout: float = 0.0) -> dict[str, Result]:
         """Return the results that this run has recorded.
@@ -146,8 +152,8 @@ class Run:
                 or this is a run that the stage reads. Nothing was logged.
         """
         self._refuse_others("logs metrics", "log")
-        forwards = [tracker.log_steps for tracker in self._mirrors]
-        step_log(self._tracker.store, self.id, forwards).log(step, {**(metrics or {}), **named})
+        copies = self._mlflow and functools.partial(self._mlflow.log_steps, self.id)
+        step_log(self._tracker.store, self.id, copies).log(step, {**(metrics or {}), **named})
 
     def flush(self) -> None:
         """Write the metrics that this process has logged, and wait until they are stored."""
@@ -180,8 +186,8 @@ class Run:
         self._refuse_others("records metadata", "add_metadata")
         new = {**(metadata or {}), **named}
         add_entry(self._tracker.store, self.id, {"metadata": new})
-        for tracker in self._mirrors:
-            tracker.add_parameters(new)
+        if self._mlflow and new:
+            self._mlflow.add_parameters(self.id, new)
 
     def metadata(self) -> dict[str, object]:
         """Return the metadata that this run has recorded, by name."""
@@ -222,8 +228,8 @@ class Run:
                 "Metadata needs another name."
             )
         place = add_artifact(self._tracker.store, self.id, name, path, metadata, stored=store)
-        for tracker in self._mirrors:
-            tracker.add_artifact(name, place, metadata)
+        if self._mlflow:
+            self._mlflow.add_artifact(self.id, name, place, metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
         """Return the artifacts that this run has registered, by name."""
@@ -393,7 +399,7 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         NotInStageError: the process was not started as a tracked stage. The message lists the variables to set if you
             want to run the application by hand.
         ProtocolError: a variable of the stage protocol is malformed.
-        TrackerError: the tracker base cannot be used or written, or a further tracker of the stage cannot be loaded.
+        TrackerError: the tracker base cannot be used or written, or the tracker for MLflow cannot be loaded.
     """
     context = protocol.decode(environ)
     try:
@@ -402,6 +408,12 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         raise ProtocolError(f"{protocol.JOB_ID} is not a run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     is_main = rank(environ) == 0
-    mirrors = mirror_trackers(context) if is_main else ()
+    mlflow = None
+    if is_main and _MLFLOW in context.trackers:
+        from torchx_kfp.tracking.backends.mlflow import create
+
+        mlflow = create(context.trackers[_MLFLOW])
+        reads = ([ids] if isinstance(ids, str) else ids for ids in context.parents.values())
+        mlflow.will_read(context.run_id, filter(None, itertools.chain.from_iterable(reads)))
     record_start_once(tracker.store, context, environ)
-    return Run(context.run_id, tracker, context.parents, mirrors=mirrors, is_main_process=is_main)
+    return Run(context.run_id, tracker, context.parents, mlflow=mlflow, is_main_process=is_main)

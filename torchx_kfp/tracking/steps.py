@@ -73,8 +73,8 @@ def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[in
     return found, checked
 
 
-#: Passes new points on to a mirror.
-Forward = Callable[[Mapping[str, Sequence[Point]]], None]
+#: Copies new points elsewhere.
+Copies = Callable[[Mapping[str, Sequence[Point]]], None]
 
 
 class StepLog:
@@ -83,15 +83,15 @@ class StepLog:
     Logging takes no lock, because a signal handler may write while it interrupts ``log``.
     """
 
-    def __init__(self, store: Store, run_id: str, mirrors: Sequence[Forward]) -> None:
+    def __init__(self, store: Store, run_id: str, copies: Copies | None) -> None:
         self._store = store
         self._run_id = run_id
-        self._mirrors = mirrors
+        self._copies = copies
         self._name = new_entry_name()
         self._names: set[str] = set()
         self._waiting: deque[tuple[int, float, dict[str, float]]] = deque()
         self._curves: dict[str, GrowingCurve] = {}
-        self._new: dict[str, GrowingCurve] = {}  # for mirrors, which get each value once
+        self._new: dict[str, GrowingCurve] = {}  # for copies, which get each value once
         self._unsaved = False
         self._warned: set[str] = set()
         self._lock = threading.RLock()  # of the curves, and for one write at a time
@@ -127,8 +127,8 @@ class StepLog:
                 except Exception as error:  # the training goes on, and the next write includes everything
                     self._warn(error)
             new, self._new = self._new, {}
-            for forward in self._mirrors if new else ():
-                forward({name: it.curve().points for name, it in new.items()})
+            if self._copies and new:
+                self._copies({name: it.curve().points for name, it in new.items()})
             return not self._unsaved
         finally:
             self._lock.release()
@@ -142,7 +142,7 @@ class StepLog:
                     point = Point(step, value, when)
                     limit = min(MAX_POINTS, _ALL_POINTS // max(1, len(self._curves)))
                     self._curves.setdefault(name, GrowingCurve()).add(point, limit)
-                    if self._mirrors:
+                    if self._copies:
                         self._new.setdefault(name, GrowingCurve()).add(point, MAX_POINTS)
 
     def _work(self) -> None:
@@ -172,11 +172,11 @@ class StepLog:
 _logs: dict[tuple[int, str, str], StepLog] = {}
 
 
-def step_log(store: Store, run_id: str, mirrors: Sequence[Forward]) -> StepLog:
+def step_log(store: Store, run_id: str, copies: Copies | None) -> StepLog:
     """Return the step log of this process for a run."""
     key = (os.getpid(), store.base, run_id)
     if key not in _logs:
-        _logs.setdefault(key, StepLog(store, run_id, mirrors))
+        _logs.setdefault(key, StepLog(store, run_id, copies))
         _flush_at_sigterm()
     return _logs[key]
 

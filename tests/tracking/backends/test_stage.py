@@ -20,6 +20,7 @@ from torchx.tracker.backend.fsspec import FsspecTracker
 from tests.facts import says
 from tests.tracking.stages import application, environ, stage
 from tests.tracking.trackers import backend as backend_of
+from tests.tracking.trackers import calls, install, run_application
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker
 
@@ -191,3 +192,20 @@ def test_a_tracker_base_in_the_home_folder(tmp_path: Path) -> None:
     assert tracker.metadata("p1/train/e1") == {"epochs": 3}
     assert tracker.artifacts("p1/train/e1")["model"].path == str(tmp_path / "model")
     assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.versions
+def test_other_trackers_get_what_app_run_records(tmp_path: Path) -> None:
+    install(tmp_path / "packages", "recorder")
+    code = """
+from torchx.tracker import AppRun
+from torchx_kfp.tracking import current_run
+AppRun.run_from_env().add_metadata(epochs=3)
+current_run().put(accuracy=0.5)
+print([type(backend).__name__ for backend in AppRun.run_from_env().backends])
+"""
+    given = dict.fromkeys(("recorder", "recorder:create"), str(tmp_path / "calls"))
+    done = run_application(code, environ(tmp_path / "base", "run/train/1", trackers=given), tmp_path / "packages")
+    assert done.stdout == "['StageTracker', 'Recorder', 'Recorder']\n"
+    recorded = [call[2] for call in calls(tmp_path / "calls") if call[0] == "metadata"]
+    assert recorded == [{"epochs": 3}] * 2

@@ -1,7 +1,8 @@
 """A tracker for ``torchx.tracker`` on MLflow: results become metrics of MLflow's runs, metadata becomes parameters.
 
-It only writes, and only in the first process of a stage: MLflow gets copies, and the tracker base is where records are
-read. Each run id has one run in MLflow, which the tag ``torchx.run_id`` names. All calls name the run, so an
+It only writes, and only in the first process of a stage: MLflow gets copies of what ``current_run()`` and TorchX's
+``AppRun`` record, and the tracker base is where records are read. If MLflow fails, the stage goes on, and its log has a
+warning. Each run id has one run in MLflow, which the tag ``torchx.run_id`` names. All calls name the run, so an
 application that uses MLflow itself keeps its own active run.
 """
 
@@ -9,18 +10,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import json
 import logging
+import math
 import numbers
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
-
-from torchx.tracker.api import TrackerBase
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 from torchx_kfp.common.extras import install_line
 from torchx_kfp.errors import TrackerError
@@ -31,8 +33,12 @@ try:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.exceptions import MlflowException
+    from torchx.tracker.api import TrackerBase
 except ModuleNotFoundError as error:
-    raise TrackerError(f'The tracker "mlflow" needs MLflow ({error}): {install_line("mlflow")}.') from None
+    raise TrackerError(
+        f'The tracker "mlflow" needs MLflow and TorchX in the image ({error}): {install_line("mlflow")}. Or leave it '
+        "out of trackers= of the stage."
+    ) from None
 
 #: MLflow's own environment variables.
 _URI, _EXPERIMENT_NAME, _EXPERIMENT_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
@@ -48,8 +54,36 @@ _REFUSED = re.compile(r"[^\w\-. /]")
 #: The longest name in characters. MLflow accepts 250, but tags of artifacts have a prefix.
 _LONGEST_NAME = 220
 
+#: After a failure, MLflow is not called for this many times as long as the failure took. So a server that is gone takes
+#: a tenth of the time, however often a stage records.
+_PAUSE = 9
+
 _log = logging.getLogger("torchx_kfp")
 _warned: set[str] = set()
+
+
+def _copies(record: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a method that records something of a run: whatever it raises, the records are stored already."""
+
+    @functools.wraps(record)
+    def call(self: MlflowTracker, run_id: str, /, *given: Any, **named: Any) -> None:
+        with self._lock:  # a thread copies steps
+            started = time.monotonic()
+            if started < self._paused_until:
+                return
+            try:
+                record(self, run_id, *given, **named)
+            except Exception as error:
+                ended = time.monotonic()
+                self._paused_until = ended + _PAUSE * (ended - started)
+                kind = type(error).__qualname__
+                _warn_once(
+                    f"The tracker 'mlflow' failed, and lacks records of the run {run_id!r}; the results under the "
+                    f"tracker base are complete. Further errors of this kind are not shown. {kind}: {error}",
+                    kind,
+                )
+
+    return call
 
 
 class MlflowTracker(TrackerBase):  # type: ignore[misc]
@@ -59,20 +93,28 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         tracking_uri: the URI of the server.
         experiment: the name of the experiment. It is created if it does not exist.
         experiment_id: the id of the experiment, which takes precedence over the name.
+        is_main: whether this is the first process of its stage; others record nothing.
     """
 
-    def __init__(self, tracking_uri: str, experiment: str, experiment_id: str | None = None) -> None:
+    def __init__(
+        self, tracking_uri: str, experiment: str, experiment_id: str | None = None, *, is_main: bool = True
+    ) -> None:
         self._client = MlflowClient(tracking_uri=tracking_uri)
         self._experiment = experiment
         self._known_experiment = experiment_id
         self._open: dict[str, str] = {}  # by run id
+        self._sources: dict[str, Iterable[str]] = {}  # likewise, those that are not recorded yet
         self._parameters: dict[tuple[str, str], str] = {}
         self._last_time = 0
         self._last_steps: dict[tuple[str, str], int] = {}
+        self._paused_until = 0.0 if is_main else math.inf
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._renew_lock)  # another thread may hold it
         self._pid = os.getpid()
         atexit.register(self._end)
 
-    def add_metadata(self, run_id: str, **kwargs: object) -> None:
+    @_copies
+    def add_metadata(self, run_id: str, /, **kwargs: object) -> None:
         """Record numbers as metrics and everything else as tags, which can be set again, unlike parameters."""
         # The latest value of a metric is the one with the latest time, or the largest of those.
         self._last_time = now = max(int(time.time() * 1000), self._last_time + 1)
@@ -88,6 +130,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
             tags[key] = value if isinstance(value, str) else _to_json(value)
         self._client.log_batch(self._run(run_id), metrics=metrics, tags=[RunTag(*tag) for tag in tags.items()])
 
+    @_copies
     def add_parameters(self, run_id: str, parameters: Mapping[str, object]) -> None:
         """Record hyperparameters, one by one if they are in a dict. MLflow has each once: a new value becomes a tag."""
         mlflow_run = self._run(run_id)
@@ -98,6 +141,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         params = [Param(*it) for it in given.items() if it[0] not in changed]
         self._client.log_batch(mlflow_run, params=params, tags=[RunTag(*it) for it in changed.items()])
 
+    @_copies
     def log_steps(self, run_id: str, points: Mapping[str, Sequence[Point]]) -> None:
         """Record metrics of steps."""
         entries = []
@@ -108,6 +152,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
             entries += [Metric(key, point.value, int(point.time * 1000), point.step) for point in series]
         self._client.log_batch(self._run(run_id), metrics=entries)
 
+    @_copies
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
         """Upload a local file or folder under the artifact's name. A URL is kept as a tag."""
         mlflow_run, key = self._run(run_id), _name_for_mlflow(name)
@@ -119,10 +164,19 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         tags = {"artifact": path, "artifact_metadata": _to_json(metadata or {})}
         self._client.log_batch(mlflow_run, tags=[RunTag(f"{_OWN}{kind}.{key}", text) for kind, text in tags.items()])
 
+    @_copies
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
         """Record that the run reads another run."""
-        text = _to_json({"run_id": source_id, "artifact_name": artifact_name})
-        self._client.set_tag(self._run(run_id), f"{_OWN}source.{_digest(text)}", text)
+        self._add_sources(run_id, [source_id], artifact_name)
+
+    def will_read(self, run_id: str, sources: Iterable[str]) -> None:
+        """Take note of what a run reads, to record it with the first other record."""
+        self._sources.setdefault(run_id, dict.fromkeys(sources))
+
+    def _add_sources(self, run_id: str, sources: Iterable[str], artifact_name: str | None = None) -> None:
+        texts = [_to_json({"run_id": source, "artifact_name": artifact_name}) for source in sources]
+        tags = [RunTag(f"{_OWN}source.{_digest(text)}", text) for text in texts]
+        self._client.log_batch(self._run(run_id), tags=tags)
 
     def _cannot_read(self, *args: object, **options: object) -> NoReturn:
         """Refuse to read.
@@ -136,6 +190,9 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         )
 
     artifacts = metadata = sources = lineage = run_ids = _cannot_read
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
 
     def _run(self, run_id: str) -> str:
         """Return MLflow's run for this run id. It exists already if torchrun has started this process again."""
@@ -151,6 +208,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
                 tags |= {f"{_OWN}stage": name.partition("/")[0]} if name else {}
                 found = [self._client.create_run(experiment, tags=tags, run_name=name or run_id)]
             self._open[run_id] = found[0].info.run_id
+            self._add_sources(run_id, self._sources.get(run_id, ()))
             self._parameters |= {(run_id, key): text for key, text in found[0].data.params.items()}
         return self._open[run_id]
 
@@ -180,17 +238,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
                 _log.warning("MLflow was not told that the run %r has ended: %s", run_id, error)
 
 
-class _OtherProcess(TrackerBase):  # type: ignore[misc]
-    """Records nothing: only the first process of a stage records in MLflow."""
-
-    def add_metadata(self, *args: object, **options: object) -> None:
-        """Do nothing."""
-
-    add_artifact = add_source = add_metadata
-    artifacts = metadata = sources = lineage = run_ids = MlflowTracker._cannot_read
-
-
-def create(config: str | None = None) -> TrackerBase:
+def create(config: str | None = None) -> MlflowTracker:
     """Return the tracker of this process. TorchX calls this through the entry point ``mlflow`` of ``torchx.tracker``.
 
     ``MLFLOW_EXPERIMENT_NAME`` or ``MLFLOW_EXPERIMENT_ID`` names the experiment, which is ``torchx-kfp`` by default.
@@ -209,11 +257,13 @@ def create(config: str | None = None) -> TrackerBase:
         )
     if _HOST.fullmatch(uri):
         raise TrackerError(f"The tracking URI {uri!r} of the tracker \"mlflow\" has no protocol. Write 'http://{uri}'.")
-    if rank() != 0:
-        return _OtherProcess()
     name = os.environ.get(_EXPERIMENT_NAME)
+    identifier = None if name else os.environ.get(_EXPERIMENT_ID) or None
     uri = os.path.expanduser(uri)  # MLflow would make a folder named "~"
-    return MlflowTracker(uri, name or DEFAULT_EXPERIMENT, None if name else os.environ.get(_EXPERIMENT_ID) or None)
+    return _tracker(uri, name or DEFAULT_EXPERIMENT, identifier, is_main=rank() == 0)
+
+
+_tracker = functools.cache(MlflowTracker)
 
 
 def _name_for_mlflow(name: str) -> str:
@@ -246,7 +296,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
+def _warn_once(text: str, kind: str = "") -> None:
+    if (kind or text) not in _warned:
+        _warned.add(kind or text)
         _log.warning(text)
