@@ -28,7 +28,6 @@ from torchx_kfp.tracking.records import (
     Records,
     read_record,
     read_records,
-    replays_among,
 )
 from torchx_kfp.tracking.searches import Search, Trial
 from torchx_kfp.tracking.store import SHORT_PATIENCE, File, is_key, pipeline_run, run_id_parts
@@ -155,10 +154,6 @@ class Recorder(FsspecResultTracker):
         """
         keys = list_entries(self.store, None if run is None else [run])
         return sorted({run_id_of(key) for key in keys if not fields_of(key).issubset(OF_PIPELINE_RUNS)})
-
-    def replays_among(self, keys: Iterable[str]) -> set[str]:
-        """Return the run ids of replays; see ``records.replays_among``."""
-        return replays_among(self.store, keys)
 
     def written(self, run: str = "") -> dict[str, float]:
         """Return when each run recorded something last, in seconds since 1970, by run id.

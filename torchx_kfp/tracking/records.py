@@ -21,8 +21,8 @@ from torchx_kfp.tracking.lineage import Lineage, Source, Start, trace
 from torchx_kfp.tracking.searches import Search, parse_search
 from torchx_kfp.tracking.store import Store
 
-#: Begins the run ids of replays.
-REPLAY = "replay-"
+#: Begins the run ids of replays, and no others: those of local runs have no underscore, and those of KFP are UUIDs.
+REPLAY = "replay_"
 #: The metadata of a replay that names the stage's run.
 REPLAY_OF = "replays"
 
@@ -158,13 +158,6 @@ def artifacts_of(store: Store, run_ids: Iterable[str]) -> dict[str, Mapping[str,
     wanted = list(run_ids)
     records = read_records(store, wanted, ["artifacts"])
     return {run_id: records[run_id].artifacts for run_id in wanted}
-
-
-def replays_among(store: Store, keys: Iterable[str]) -> set[str]:
-    """Return the run ids of replays: `torchx-kfp replay` calls them ``replay-...`` and records what they replay."""
-    candidates = [key for key in keys if key.startswith(REPLAY)]
-    records = read_records(store, candidates, ["metadata"])
-    return {key for key in candidates if REPLAY_OF in records[key].metadata}
 
 
 def _fold_artifacts(old: Mapping[str, Artifact], new: Mapping[str, Any]) -> dict[str, Artifact]:

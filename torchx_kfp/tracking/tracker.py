@@ -17,7 +17,7 @@ from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseEr
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import warn_once
-from torchx_kfp.tracking.records import read_record, replays_among
+from torchx_kfp.tracking.records import REPLAY, read_record
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
 from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text, pipeline_run
 
@@ -194,9 +194,8 @@ class FsspecResultTracker(ResultTracker):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        found = dict(self.items(prefix))
-        left_out = replays_among(self._store, found) if prefix is None and not replays else set()
-        return results_frame((key, its) for key, its in found.items() if key not in left_out)
+        left_out = REPLAY if prefix is None and not replays else "/"  # which no key begins with
+        return results_frame((key, its) for key, its in self.items(prefix) if not key.startswith(left_out))
 
     def history(self, key: Key) -> History:
         """Return the metrics that a run has logged with ``current_run().log()``, one curve for each name."""

@@ -181,7 +181,7 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     listed = call("results", "--tracker-base", str(here.base))
     assert (name in listed.stdout, name in listed.stderr, here.run.name in listed.stdout) == (False, True, True)
     tracker = FsspecResultTracker(here.base)
-    assert not [key for key in tracker.to_frame().index if key.startswith("replay-")]
+    assert not [key for key in tracker.to_frame().index if key.startswith("replay_")]
     assert run_id in tracker.to_frame(replays=True).index
     assert list(tracker.to_frame(run_id).index) == [run_id]
     assert (
@@ -363,7 +363,7 @@ def test_a_shell_has_everything_set_up(call: Program):
     terminal = call.terminal(100, "replay", "latest/train[0]", "--shell", **environ)
     terminal.wait_for("sh $TORCHX_KFP_REPLAY", "ready>")
     terminal.send(b'echo "id=$TORCHX_JOB_ID" "$PWD"; sh "$TORCHX_KFP_REPLAY"; echo code $?\n')
-    terminal.wait_for("ran ['a']", "code 7", "id=replay-kinds")
+    terminal.wait_for("ran ['a']", "code 7", "id=replay_kinds")
     terminal.send(b"exit 5\n")
     assert terminal.end() == 5
 

@@ -98,7 +98,7 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     assert done.stdout == "ran ['2'] $(HOME) {'before': {'loss': 0.5}}\n"
     assert "loss 2.0 (as before)" in done.stderr
     tracker = FsspecResultTracker(s3_base)
-    [key] = [key for key in tracker.keys(None) if key.startswith("replay-outer-")]
+    [key] = [key for key in tracker.keys(None) if key.startswith("replay_outer-")]
     shown = json.loads(program("show", "--tracker-base", s3_base, key, "--json").stdout)
     original = shown["metadata"]["replays"]
     assert original.startswith(f"{run_id}/train/")
@@ -147,7 +147,7 @@ def test_a_tracker_base_of_pods_has_to_be_named(program: Program, kfp_host: KfpH
     done = program("replay", f"{run_id}/train", "--tracker-base", "elsewhere")
     assert done.returncode == 0, done.stderr
     assert "loss 0.5" in done.stderr
-    [made] = (tmp_path / "elsewhere").glob("replay-good-*/train/*")
+    [made] = (tmp_path / "elsewhere").glob("replay_good-*/train/*")
     assert json.loads(made.read_text()) == {"loss": 0.5}
     # A cached stage had no pod.
     again = program("submit", "good.yaml", "-q", "--tracker-base", str(base)).stdout.strip()

@@ -265,14 +265,10 @@ def _newest(recorder: Recorder) -> str | None:
     """Return the pipeline run that was written last."""
     from torchx_kfp.tracking.recorder import REPLAY
 
-    def is_replay(run: str) -> bool:
-        # Only for these names, the records of the run are listed.
-        return run.startswith(REPLAY) and bool(recorder.replays_among(recorder.run_ids(run)))
-
     times = recorder.last_written()
     # The times of S3 are whole seconds; the names of runs often have the time, too.
     ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)
-    return next((run for run in ordered if not is_replay(run)), None)
+    return next((run for run in ordered if not run.startswith(REPLAY)), None)
 
 
 def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = ()) -> list[str]:

@@ -161,12 +161,13 @@ def _read(recorder: Recorder, chosen: Chosen, named: Mapping[str, str], stages: 
 
 def _all(recorder: Recorder) -> Chosen:
     """Return all run ids under a tracker base, without those of replays."""
+    from torchx_kfp.tracking.recorder import REPLAY
     from torchx_kfp.tracking.store import pipeline_run
 
     known = recorder.keys()
     if not known:
         raise nothing(recorder.tracker_base)
-    if replays := recorder.replays_among(known):
+    if replays := {key for key in known if key.startswith(REPLAY)}:
         runs = sorted({pipeline_run(key) for key in replays})
         names = printable(listed(runs))
         if replays.issuperset(known):

@@ -21,6 +21,7 @@ from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.history import RunReader, find_runs
 from torchx_kfp.execution.runs.journal import EVENTS_FILE
 from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.tracking.recorder import REPLAY
 from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Runs:
             return
         recorder = open_recorder(self._base)
         written = recorder.written()
-        left_out = superseded(written) | recorder.replays_among(written)
+        left_out = superseded(written) | {key for key in written if key.startswith(REPLAY)}
         keys: dict[str, list[str]] = {}
         for key in sorted(written.keys() - left_out):
             keys.setdefault(pipeline_run(key), []).append(key)
