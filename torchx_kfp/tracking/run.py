@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -18,6 +19,7 @@ from torchx_kfp.errors import (
     ProtocolError,
     ReadsError,
     ResultRefusedError,
+    TrackerError,
     UnknownNameError,
 )
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact
@@ -28,7 +30,7 @@ from torchx_kfp.tracking.records import Record, read_lineage, read_record
 from torchx_kfp.tracking.results import Result, check_results, results_frame
 from torchx_kfp.tracking.steps import flush, step_log
 from torchx_kfp.tracking.store import PATIENCE, key_text
-from torchx_kfp.tracking.tracker import FsspecResultTracker, Prefetch, describe_missing, wait_for_results
+from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 if TYPE_CHECKING:
     import pandas
@@ -58,7 +60,7 @@ class Run:
         reads: Mapping[str, protocol.RunIds] | None = None,
         *,
         reader: str | None = None,
-        prefetch: Prefetch | None = None,
+        fetched: dict[str, Result] | None = None,
         mlflow: MlflowTracker | None = None,
         is_main_process: bool = True,
     ) -> None:
@@ -66,7 +68,7 @@ class Run:
         self._tracker = tracker
         self._reads = reads  # None for a run that another one reads
         self._reader = reader  # the run that reads it
-        self._prefetch = prefetch
+        self._fetched = fetched  # results that were fetched with those of others
         self._mlflow = mlflow  # gets copies
         self._is_main_process = is_main_process  # of its stage, which may have others
 
@@ -104,11 +106,8 @@ class Run:
         if self._mlflow and new:
             self._mlflow.add_metadata(self.id, **new)
 
-    def results(self, timeout: float = 0.0) -> dict[str, Result]:
+    def results(self) -> dict[str, Result]:
         """Return the results that this run has recorded.
-
-        Args:
-            timeout: seconds to wait for results, for stores that are slow to show them.
 
         Returns:
             The results by name. The run of this process may not have recorded any yet; then this is ``{}``. A name that
@@ -116,20 +115,21 @@ class Run:
 
         Raises:
             MissingResultsError: this is a run that the stage reads, and it has not recorded any results.
-            ValueError: the timeout is not a number of seconds.
         """
         if not self.id:
             raise MissingResultsError(
                 "A run that the stage reads has an empty run id: the pipeline passed an empty value to reads=, for "
                 "example an empty parameter. Pass the id of a run."
             )
-        if not isinstance(timeout, (int, float)) or not timeout >= 0:
-            raise ValueError(f"timeout must be a number of seconds, 0 or more. Got: {timeout!r}.")
-        found = self._prefetch.take(self.id) if self._prefetch else None
-        if not found:
-            found = wait_for_results(self._tracker, self.id, timeout)
+        fetched, self._fetched = self._fetched, None  # a program that asks again gets what is stored by then
+        found = fetched or self._tracker.get(self.id)
         if not found and self._reads is None:
-            raise MissingResultsError(describe_missing(self._tracker, self.id, timeout))
+            raise MissingResultsError(
+                f"The run {self.id!r} has recorded no results under the tracker base {self._tracker.tracker_base!r}. "
+                "Does that stage record any (current_run().put(...))? If they were removed (torchx-kfp gc), run that "
+                "stage again: a local run does so by itself, also with --resume. On a cluster, run the pipeline "
+                "without KFP's cache."
+            )
         return found
 
     def log(self, step: int, metrics: Mapping[str, float] | None = None, /, **named: float) -> None:
@@ -323,7 +323,7 @@ class Run:
 
 
 class FanIn(list[Run]):
-    """The runs of a fan-in, in loop order. Iterating over them fetches many results at once."""
+    """The runs of a fan-in, in loop order. Iterating over them fetches all results at once."""
 
     def __init__(self, run_ids: Iterable[str], tracker: FsspecResultTracker, reader: str) -> None:
         self._ids = tuple(run_ids)
@@ -331,9 +331,11 @@ class FanIn(list[Run]):
         super().__init__(Run(run_id, tracker, reader=reader) for run_id in self._ids)
 
     def __iter__(self) -> Iterator[Run]:
-        prefetch = Prefetch(self._tracker, self._ids)
+        fetched: Mapping[str, dict[str, Result]] = {}
+        with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
+            fetched = self._tracker.get_many(self._ids)
         for run in super().__iter__():
-            yield Run(run.id, self._tracker, reader=run._reader, prefetch=prefetch)
+            yield Run(run.id, self._tracker, reader=run._reader, fetched=fetched.get(run.id))
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the results as a pandas DataFrame with a row for each run; see ``FsspecResultTracker.to_frame``.

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import logging
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.extras import install_line
-from torchx_kfp.common.text import SuggestingDict, listed, shown
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
+from torchx_kfp.common.text import SuggestingDict, shown
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import warn_once
 from torchx_kfp.tracking.records import REPLAY, read_record
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
-from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text, pipeline_run
+from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text
 
 if TYPE_CHECKING:
     import pandas
@@ -30,8 +28,6 @@ _logger = logging.getLogger(__name__)
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 #: ``s3:/bucket``: a typo that fsspec takes for a relative directory.
 _ONE_SLASH = re.compile(r"(?!file:|local:)[a-z][a-z0-9+]+:/(?!/)")
-#: Seconds between two attempts to read: the first wait, and the longest.
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 
 
 class ResultTracker(abc.ABC):
@@ -232,68 +228,6 @@ class FsspecResultTracker(ResultTracker):
 
     def __repr__(self) -> str:
         return f"FsspecResultTracker({self.tracker_base!r})"
-
-
-class Prefetch:
-    """The results of several runs, which are fetched together when the first of them is requested.
-
-    Each result is returned once: a program that asks again gets what is stored by then.
-    """
-
-    def __init__(self, tracker: FsspecResultTracker, run_ids: Iterable[str]) -> None:
-        self._tracker = tracker
-        self._run_ids = list(run_ids)
-        self._found: dict[str, dict[str, Result]] | None = None
-
-    def take(self, run_id: str) -> dict[str, Result] | None:
-        """Return the run's results, or None if they have been taken already or could not be fetched here."""
-        if self._found is None:
-            self._found = {}
-            with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
-                self._found = self._tracker.get_many(self._run_ids)
-        return self._found.pop(run_id, None)
-
-
-def wait_for_results(tracker: FsspecResultTracker, run_id: str, timeout: float) -> dict[str, Result]:
-    """Wait until a run has results, and return them; return ``{}`` after the timeout.
-
-    Raises:
-        CorruptResultError: the stored results are not a JSON object, even after the timeout.
-        TrackerError: the store failed.
-    """
-    deadline = time.monotonic() + timeout
-    wait = _FIRST_WAIT
-    while True:
-        try:
-            found = tracker.get(run_id)
-        except CorruptResultError:  # writers other than this tracker may show half-written files
-            if time.monotonic() >= deadline:
-                raise
-            found = {}
-        left = deadline - time.monotonic()
-        if found or left <= 0:
-            return found
-        time.sleep(min(wait, left))
-        wait = min(wait * 1.5, _LONGEST_WAIT)
-
-
-def describe_missing(tracker: FsspecResultTracker, run_id: str, timeout: float) -> str:
-    """Return a message for a run without results: which runs near it have some, and what to do."""
-    there = ""
-    try:
-        for above in filter(None, (run_id.rpartition("/")[0], pipeline_run(run_id))):
-            if not there and (found := tracker.keys(above)):
-                there = f"These runs under {above!r} have results: {listed(map(repr, found))}."
-        there = there or f"The tracker base holds {listed(map(repr, tracker.names())) or 'no results at all'}."
-    except TrackerError as error:
-        there = f"The runs that have results cannot be listed: {error}"
-    waited = f" after {timeout:g} s" if timeout > 0 else ""
-    return (
-        f"The run {run_id!r} has recorded no results{waited} under the tracker base {tracker.tracker_base!r}. "
-        f"{there} Does that stage record any (current_run().put(...))? If they were "
-        "removed (torchx-kfp gc), run that stage again: a local run does so by itself, also with --resume. On a "
-        "cluster, run the pipeline without KFP's cache. If the store is slow to show them, wait: results(timeout=60)."
-    )
 
 
 def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE) -> Store:
