@@ -75,14 +75,6 @@ class OldRun:
 
 
 @dataclass(frozen=True)
-class UnusedCode:
-    """An archive of code that no run uses."""
-
-    digest: str
-    archive: File
-
-
-@dataclass(frozen=True)
 class Findings:
     """The pipeline runs and other things under a tracker base.
 
@@ -172,10 +164,10 @@ def remove_runs(store: Store, going: Iterable[OldRun]) -> Iterator[OldRun]:
         raise denied
 
 
-def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -> list[UnusedCode]:
-    """Find the archives that no run and no schedule has recorded, and that no submit has stored for some time.
+def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -> dict[str, File]:
+    """Find the archives that no run and no schedule has recorded, by their digests.
 
-    A submit stores an archive again before it is a day old: see ``workspaces``.
+    A submit stores an archive again before it is a day old, and younger ones stay: see ``workspaces``.
 
     Args:
         store: the store of the tracker base.
@@ -191,22 +183,20 @@ def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -
         digest: file for digest, file in find_archives(store).items() if file.modified < min(before, time.time() - KEPT)
     }
     if not old:
-        return []
+        return {}
     schedules = _folded(store, [file.key for file in store.list_files(SCHEDULES)], ["code"])
     runs = _folded(store, (file.key for file in store.list_files(RUNS) if run_of(file.key) not in going), ["code"])
     used = {code.digest for record in (*schedules.values(), *runs.values()) for code in record.code}
-    return [UnusedCode(digest, file) for digest, file in sorted(old.items()) if digest not in used]
+    return {digest: file for digest, file in sorted(old.items()) if digest not in used}
 
 
-def remove_code(store: Store, unused: Iterable[UnusedCode]) -> Iterator[UnusedCode]:
-    """Remove archives, and yield each that is gone. One that was stored again meanwhile stays."""
-    unused = list(unused)
+def remove_code(store: Store, unused: Mapping[str, File]) -> dict[str, File]:
+    """Remove archives, and return those that are gone. One that was stored again meanwhile stays."""
     # Object stores remove whatever is there: a submit may have stored it again while gc read what runs have recorded.
-    there = {*find_archives(store).values()} if unused else set()
-    unused = [code for code in unused if code.archive in there]
-    for code, is_gone in zip(unused, store.each(store.remove, [code.archive for code in unused]), strict=True):
-        if is_gone:
-            yield code
+    there = find_archives(store) if unused else {}
+    going = {digest: file for digest, file in unused.items() if there.get(digest) == file}
+    gone = store.each(store.remove, going.values())
+    return {digest: file for (digest, file), is_gone in zip(going.items(), gone, strict=True) if is_gone}
 
 
 def _open_stage(run: OldRun, since: float) -> str:

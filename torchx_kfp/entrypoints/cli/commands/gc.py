@@ -17,7 +17,8 @@ from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.cleanup import Findings, UnusedCode
+    from torchx_kfp.tracking.cleanup import Findings
+    from torchx_kfp.tracking.store import File
 
 #: The seconds below which an age may be meant as months.
 _SHORT = 3600.0
@@ -158,7 +159,7 @@ def _in_base(tracker_base: str, age: float | None, one: str | None) -> _Sweep:
     before = time.time() if age is None else time.time() - age
     findings = find_old_runs(store, before, only=one)
     going = [run for run in findings.old if not run.kept]
-    unused = find_unused_code(store, before, {run.run for run in going}) if one is None else []
+    unused = find_unused_code(store, before, {run.run for run in going}) if one is None else {}
     if one is None:
         _say_left_alone(findings)
     elif not findings.old:
@@ -172,7 +173,7 @@ def _in_base(tracker_base: str, age: float | None, one: str | None) -> _Sweep:
             print_message(f"{run.run} {run.open_stage}.")
     if findings.old and not findings.marked:
         print_message(f"{tracker_base!r} has results but no .torchx_kfp. Is it a tracker base?")
-    codes = list(map(_code_as_json, unused))
+    codes = _codes_as_json(unused)
 
     def remove() -> Iterator[str]:
         codes.clear()
@@ -182,7 +183,7 @@ def _in_base(tracker_base: str, age: float | None, one: str | None) -> _Sweep:
             yield run.run
         # The code of a run goes after the run, which may have been used meanwhile.
         if one is None and (going or unused):
-            codes.extend(map(_code_as_json, remove_code(store, find_unused_code(store, before))))
+            codes.extend(_codes_as_json(remove_code(store, find_unused_code(store, before))))
 
     rows = [
         {
@@ -199,8 +200,8 @@ def _in_base(tracker_base: str, age: float | None, one: str | None) -> _Sweep:
     return _Sweep("pipeline run", rows, remove, more)
 
 
-def _code_as_json(code: UnusedCode) -> dict[str, Any]:
-    return {"digest": code.digest, "size": code.archive.size}
+def _codes_as_json(archives: Mapping[str, File]) -> list[dict[str, Any]]:
+    return [{"digest": digest, "size": file.size} for digest, file in archives.items()]
 
 
 def _in_folder(output_dir: str, rules: Mapping[str, Any], one: str | None) -> _Sweep:
