@@ -83,7 +83,7 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
             f"{IGNORE_FILE}."
         ) from None
     looks_secret = credentials_matcher()
-    secrets = [name for it in entries if looks_secret(name := it.name) and not _is_named(name, included, looks_secret)]
+    secrets = [entry.name for entry in entries if entry.name not in included and looks_secret(entry.name)]
     if secrets:
         raise WorkspaceError(
             f"The workspace {shown(root)} has {counted(len(secrets), 'file')} that may hold credentials: "
@@ -144,19 +144,19 @@ def _inside(root: str, folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{name}/" for name in found if name.split("/")[0] not in (".", ".."))
 
 
-def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], list[Callable[[str], bool]]]:
-    """Return the names of the files that travel, and a test of names for each line that includes some."""
+def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], set[str]]:
+    """Return the names of the files that travel, and those that a line ``!name`` includes."""
     try:
         # The folder may be somebody else's: a FIFO or a device would never end.
         lines = read_bytes(os.path.join(root, IGNORE_FILE), limit=_LONGEST_IGNORE).decode("utf-8-sig").splitlines()
         ignored = matcher(lines)
-        included = [matcher([line[1:]]) for line in lines if line.startswith("!")]
+        included = {line[1:].strip().lstrip("/") for line in lines if line.startswith("!")}
     except FileNotFoundError:
         tracked = _of_git(root)
         if tracked is None:
             _refuse_repository(root)
-            return _walk(root, lambda name: name.startswith(without)), []
-        return (name for name in tracked if not name.startswith(without)), []
+            return _walk(root, lambda name: name.startswith(without)), set()
+        return (name for name in tracked if not name.startswith(without)), set()
     except Exception as error:  # each implementation of patterns has its own errors
         raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
 
@@ -170,14 +170,6 @@ def _outside_of_bases(root: str, names: Iterable[str]) -> Iterator[str]:
         folders = itertools.accumulate(name.split("/")[:-1], "{}/{}".format)
         if not any(map(is_base, folders)):
             yield name
-
-
-def _is_named(name: str, included: Iterable[Callable[[str], bool]], looks_secret: Callable[[str], bool]) -> bool:
-    """Tell whether a line includes the file, but not other files, as ``!*``, ``!*.*`` and ``!*.json`` do."""
-    folders = ["", *itertools.accumulate(f"{part}/" for part in name.split("/")[:-1])]
-    names = ("other", ".other", "other.other", ".other.other", f"other{os.path.splitext(name)[1]}")
-    others = [other for folder in folders for each in names if not looks_secret(other := folder + each)]
-    return any(matches(name) and not any(map(matches, others)) for matches in included)
 
 
 def _refuse_repository(root: str) -> None:
