@@ -18,17 +18,15 @@ from typing import Any, NoReturn
 
 _CLIENT = "kfp.client"
 _CHANNELS = "kfp.dsl.pipeline_channel"
-#: Parts of KFP's names of a loop's item, and of a field of it.
-_ITEM, _FIELD = "loop-item", "-subvar-"
+#: A part of KFP's names of a loop's item.
+_ITEM = "loop-item"
 #: Operations of a channel, and what to do instead.
 _WAYS_OUT = {
-    "iter": "To run stages for each item of a list, write: `with dsl.ParallelFor({code}) as item:`.",
+    "iter": "To run stages for each item of a list, write: `with dsl.ParallelFor(...) as item:`.",
     "contains": "To look for an item, do it in the application, or in a stage before it, whose output is a channel.",
     "len": "Count in the application, or in a stage before it, whose output is a channel.",
     "getitem": "A field of a loop's item is an attribute, item.lr. Else take the element in the application.",
 }
-#: The texts that Python takes for true, by KFP's name of a channel's type.
-_TRUE = {"Boolean": "== True", "String": "!= ''", "Integer": "!= 0", "Float": "!= 0.0"}
 
 
 def import_kfp() -> None:
@@ -80,17 +78,13 @@ def _truth(self: Any) -> bool:
     caller = sys._getframe(1).f_globals.get("__name__") or ""
     if caller.partition(".")[0] == "kfp" or _is_itself(self):
         return True
-    if hasattr(self, "operator"):
-        channel = self.left_operand if hasattr(self.left_operand, "channel_type") else self.right_operand
-        code = f"{_code(self.left_operand)} {self.operator} {_code(self.right_operand)}"
-    else:
-        channel, code = self, f"{_code(self)} {_TRUE.get(self.channel_type, '== ...')}"
+    left = getattr(self, "left_operand", self)
     raise _error(
-        channel,
-        f"so Python cannot decide a condition on it. Write `with dsl.If({code}):` instead of if, a ternary or assert; "
-        "dsl.Elif and dsl.Else for other branches, dsl.OneOf for what one of them returns, and one dsl.If inside "
-        "another for `and`. If a function needs the value, pass a constant. To ask only whether a channel was passed, "
-        "write `is not None`.",
+        left if hasattr(left, "channel_type") else self.right_operand,
+        "so Python cannot decide a condition on it. Write `with dsl.If(...):`, with a comparison such as loss > 0.9 or "
+        "debug == True, instead of if, a ternary or assert; dsl.Elif and dsl.Else for other branches, dsl.OneOf for "
+        "what one of them returns, and one dsl.If inside another for `and`. If a function needs the value, pass a "
+        "constant. To ask only whether a channel was passed, write `is not None`.",
     )
 
 
@@ -107,7 +101,7 @@ def _is_itself(condition: Any) -> bool:
 
 def _refusal(way_out: str) -> Callable[..., NoReturn]:
     def refuse(self: Any, *args: object) -> NoReturn:
-        raise _error(self, f"so Python cannot look into it. {way_out.replace('{code}', _code(self))}")
+        raise _error(self, f"so Python cannot look into it. {way_out}")
 
     return refuse
 
@@ -123,16 +117,3 @@ def name_of(task: str | None, name: str) -> str:
     if _ITEM in name:
         return "The item of a loop"
     return f"The output {name!r} of {task!r}" if task else f"The pipeline parameter {name!r}"
-
-
-def _code(operand: Any) -> str:
-    """Return the code of a comparison's operand, as far as the channel tells how it was written."""
-    if not hasattr(operand, "channel_type"):
-        return repr(operand)
-    if _ITEM in operand.name:
-        _, is_field, field = operand.name.rpartition(_FIELD)
-        return f"item.{field}" if is_field else "item"
-    if not operand.task_name:
-        return str(operand.name)
-    task = operand.task_name.replace("-", "_")
-    return f"{task}.output" if operand.name == "Output" else f"{task}.outputs[{operand.name!r}]"
