@@ -1,8 +1,7 @@
 """Trials on hand-written digits, which are also recorded as MLflow runs.
 
 The applications in ``components/digits`` do not know MLflow: everything that they record with ``current_run()`` also
-goes to the trackers that the pipeline names. ``tracking_uri`` is MLflow's server; if it is empty, the variable
-``MLFLOW_TRACKING_URI`` names the server. ``docs/guides/recording.md`` shows how to run this pipeline.
+goes to MLflow. ``tracking_uri`` is MLflow's server; if it is empty, the variable ``MLFLOW_TRACKING_URI`` names it.
 """
 
 from kfp import dsl

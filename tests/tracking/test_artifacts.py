@@ -95,7 +95,7 @@ def test_a_path_where_nothing_is_is_said_at_once(
     assert caplog.messages == [
         f"The artifact 'model' is registered at {place}. Write it before the stage ends."
         for place in (
-            f"{tmp_path}/modle.pt, {nothing} (the current folder is {tmp_path})",
+            f"{tmp_path}/modle.pt, {nothing}",
             f"{tmp_path}/none, {nothing}",
             f"{__file__}/none, {nothing}",
         )

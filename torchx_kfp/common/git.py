@@ -102,8 +102,8 @@ def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
         names: the files in the folder that count, relative to it.
     """
     commit = _line(folder, "rev-parse", "--verify", "HEAD")
-    committed = commit and _committed(folder, commit)
-    if not commit or committed is None:
+    committed = _committed(folder, commit) if commit else None
+    if commit is None or committed is None:
         return None
     branch = _line(folder, "symbolic-ref", "--short", "HEAD")
     upstream = _line(folder, "config", "--get", f"branch.{branch}.remote") if branch else None

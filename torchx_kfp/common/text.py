@@ -187,20 +187,13 @@ def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = 
         suffixes: the suffixes of files that may be meant; none if a folder is meant.
     """
     folder, name = os.path.split(path)
-    alike: dict[str, list[str]] = {}  # a suffix that all files share does not make them similar
     try:
         with os.scandir(folder or os.curdir) as entries:
-            for entry in entries:
-                stem, suffix = os.path.splitext(entry.name) if suffixes else (entry.name, "")
-                if (suffix in suffixes and entry.is_file()) if suffixes else entry.is_dir():
-                    alike.setdefault(stem, []).append(entry.name)
+            kind = [it.name for it in entries if (it.is_file() if suffixes else it.is_dir())]
     except OSError:  # there is nothing to suggest
         return ""
-    near = most_similar(os.path.splitext(name)[0] if suffixes else name, sorted(alike))
-    if near is None:
-        return ""
-    (found,) = difflib.get_close_matches(name, alike[near], n=1, cutoff=0.0)
-    return f" Did you mean {os.path.join(folder, found)!r}?"
+    near = most_similar(name, sorted(each for each in kind if each.endswith(tuple(suffixes) or "")))
+    return f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
 
 
 def most_similar(wrong: str, names: Iterable[str]) -> str | None:

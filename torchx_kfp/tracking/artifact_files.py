@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -145,16 +144,15 @@ class StoredFiles:
                         f"{target} exists, and is not the artifact at {self.url}. Name another folder, or overwrite it."
                     )
             files, folders = self._contents()
-            with _temporary(target) as temporary:
+            with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
+                copy = os.path.join(temporary, "copy")
                 if self.count is not None:
                     for name in ("", *folders, *map(os.path.dirname, files)):
-                        os.makedirs(os.path.join(temporary, name), exist_ok=True)
-                self._fetch(files, lambda name: os.path.join(temporary, name) if name else temporary)
-                if os.path.isdir(target) and not os.path.islink(target):
-                    shutil.rmtree(target)
-                elif self.count is not None and os.path.lexists(target):
-                    os.unlink(target)
-                os.replace(temporary, target)
+                        os.makedirs(os.path.join(copy, name), exist_ok=True)
+                self._fetch(files, lambda name: os.path.join(copy, name) if name else copy)
+                if os.path.lexists(target) and (self.count is not None or os.path.isdir(target)):
+                    os.replace(target, os.path.join(temporary, "old"))
+                os.replace(copy, target)
         return target
 
     @property
@@ -381,19 +379,6 @@ def _groups(sizes: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
     small = [name for name, size in sizes.items() if size <= _SMALL]
     large = [name for name, size in sizes.items() if size > _SMALL]
     yield from ((names, at_once) for names, at_once in ((small, _AT_ONCE), (large, 1)) if names)
-
-
-@contextlib.contextmanager
-def _temporary(path: str) -> Iterator[str]:
-    """Yield a path next to this one; whatever is left there afterwards is removed."""
-    temporary = f"{os.path.dirname(path) or '.'}/.{os.urandom(8).hex()}.part"
-    try:
-        yield temporary
-    finally:
-        if os.path.isdir(temporary):
-            shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
 
 
 @contextlib.contextmanager

@@ -156,12 +156,10 @@ def _look_at(name: str, path: str) -> None:
     try:
         kind = special_kind(os.stat(place).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        from_here = "" if os.path.isabs(path) else f" (the current folder is {os.getcwd()})"
         _logger.warning(
-            "The artifact %r is registered at %s, where nothing exists yet%s. Write it before the stage ends.",
+            "The artifact %r is registered at %s, where nothing exists yet. Write it before the stage ends.",
             name,
             place,
-            from_here,
         )
     except (OSError, ValueError):  # there is no permission to look, or it is not a path on this system
         return

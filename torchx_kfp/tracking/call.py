@@ -21,7 +21,6 @@ import importlib
 import inspect
 import json
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -208,14 +207,6 @@ def load(module: str, function: str) -> Callable[..., Any]:
     return getattr(found, function)  # type: ignore[no-any-return]  # of any module
 
 
-def _print_traceback(error: Exception) -> None:
-    """Print an error of the application without the frames that led into it: of this module, and of imports."""
-    trace = error.__traceback__
-    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith((__file__, importlib.__file__, "<")):
-        trace = trace.tb_next
-    traceback.print_exception(error.with_traceback(trace))
-
-
 def main(words: Sequence[str]) -> None:
     """Call the function that the words name: ``-m MODULE FUNCTION NAME=VALUE...``."""
     if len(words) < 3 or words[0] != "-m":
@@ -227,12 +218,9 @@ def main(words: Sequence[str]) -> None:
     try:
         function = load(words[1], words[2])
         values = arguments(function, words[3:], run)
-        returned = function(**values)
     except CallError as error:
         sys.exit(f"torchx-kfp: {error}")
-    except Exception as error:
-        _print_traceback(error)
-        sys.exit(1)
+    returned = function(**values)
     try:
         record(words[2], returned, run)
     except ResultRefusedError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.extras import require
@@ -120,7 +119,9 @@ def _value(key: str, name: str, value: object) -> Result:
     found = "None" if value is None else f"of type {kind}: {shown(value)}"
     raise ResultRefusedError(
         f"The result {shown(name)} of the key {shown(key)} is {found}. Results are int, float, bool "
-        f"and str of at most {MAX_STR_BYTES:,} bytes. {_way_out(name, value)}"
+        f"and str of at most {MAX_STR_BYTES:,} bytes. Convert it with float(...) or str(...), put a number of it, such "
+        f"as its mean(), or record all of it as metadata, current_run().add_metadata({{{shown(name)}: ...}}), which a "
+        "stage that declares a list or dict (results={name: list}) also passes on to KFP."
     )
 
 
@@ -144,25 +145,3 @@ def _utf8(key: str, name: str, text: str) -> bytes:
             f"The result {shown(name)} of the key {shown(key)} contains half of a surrogate pair, which cannot be "
             'written as UTF-8. Replace it, for example with text.encode("utf-8", "replace").decode().'
         ) from None
-
-
-def _way_out(name: str, value: object) -> str:
-    if value is None:
-        return "Leave the result out, or put float('nan')."
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return "Decode it, or store it elsewhere and put its URL."
-    if isinstance(value, Mapping):
-        return f"Put each value under its own name, for example {shown(f'{name}/mean')}, or {_whole(name, 'dict')}."
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return f"Put each value under its own name, for example {shown(f'{name}/0')}, or {_whole(name, 'list')}."
-    if callable(getattr(value, "item", None)):  # arrays of NumPy, PyTorch, JAX, pandas
-        return "Reduce it to a number, such as its .mean()."
-    return "Convert it, for example with float(...) or str(...)."
-
-
-def _whole(name: str, kind: str) -> str:
-    argument = f"{name}=..." if name.isidentifier() and not iskeyword(name) else f"{{{shown(name)}: ...}}"
-    return (
-        f"record the whole {kind} as metadata, current_run().add_metadata({argument}), which a stage with "
-        f"results={{{shown(name)}: {kind}}} also passes on to KFP"
-    )

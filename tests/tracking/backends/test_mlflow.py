@@ -1,11 +1,10 @@
-"""The tracker on MLflow, with a real server and MLflow's own client; the pipeline experiments as the guide has it."""
+"""The tracker on MLflow, with a real server and MLflow's own client."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 pytestmark = [needs("mlflow", "the group `dev` has MLflow"), pytest.mark.mlflow]
 
 RUN = "run/train/pod-1"
-GUIDE = regenerate.REPOSITORY / "docs" / "guides" / "recording.md"
 
 
 @pytest.fixture
@@ -452,12 +450,10 @@ def test_a_server_that_is_not_there(tmp_path: Path, experiment: str, monkeypatch
 
 @needs("sklearn", "the digits applications need the extra `examples`")
 def test_results_of_the_pipeline_experiments(mlflow_server: str, client: MlflowClient, tmp_path: Path) -> None:
-    url = "http://127.0.0.1:5000"
-    [command] = re.findall(r"`(torchx-kfp run pipelines/experiments.py [^`]*)`", GUIDE.read_text(encoding="utf-8"))
-    words = shlex.split(command.replace(url, mlflow_server))
-    assert words[:3] == ["torchx-kfp", "run", "pipelines/experiments.py"]
-    words[:3] = [str(Path(sys.executable).parent / words[0]), "run", str(regenerate.REPOSITORY / words[2])]
-    done = subprocess.run([*words, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [str(Path(sys.executable).parent / "torchx-kfp"), "run"]
+    command += [str(regenerate.REPOSITORY / "pipelines/experiments.py"), "--tracker-base", "demo-results/tracker"]
+    command += ["-p", f"tracking_uri={mlflow_server}", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     stages = finished_stages(done.stdout)
     results = {stage["run_id"]: stage["results"] for stage in stages}
