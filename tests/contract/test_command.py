@@ -28,7 +28,7 @@ from torchx_kfp.contract.scripts import component_digest, retry_words, workspace
 from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
 from torchx_kfp.execution.model.checks import expand
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
-from torchx_kfp.execution.pipeline.walk import KnownStage, known_stages
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages
 
 TESTS = Path(__file__).parents[1]
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
@@ -198,7 +198,7 @@ def test_a_later_version_is_a_foreign_command() -> None:
     assert decode(command).words == command
 
 
-def known(spec: Any) -> list[KnownStage]:
+def known(spec: Any) -> list[ScopedTask]:
     pipeline = pipeline_from_text(json.dumps(spec))
     return list(known_stages(pipeline, {"tracker_base": "base"}))
 
@@ -206,10 +206,10 @@ def known(spec: Any) -> list[KnownStage]:
 @pytest.mark.parametrize("file", sorted((TESTS / "pipelines/goldens").glob("*.yaml")), ids=lambda file: file.stem)
 def test_compiled_pipelines(file: Path) -> None:
     spec = next(yaml.safe_load_all(file.read_text(encoding="utf-8")))
-    stages = [stage for stage in known(spec) if "run_id" in stage.place.component.outputs]
+    stages = [stage for stage in known(spec) if "run_id" in stage.component.outputs]
     assert stages
     for stage in stages:
-        facts, component = stage.facts, stage.place.component
+        facts, component = stage.facts, stage.component
         assert facts.is_own
         assert facts.tracker_base is not None
         assert bool(facts.outputs) == ("metrics" in component.artifact_outputs)
@@ -217,7 +217,7 @@ def test_compiled_pipelines(file: Path) -> None:
         if facts.application:
             assert facts.stage
             assert not {protocol.TRACKER_BASE, protocol.JOB_ID, protocol.PARENT_RUN_IDS} & set(facts.variables)
-            assert stage.container.words[-len(facts.application) :][:1] != ("env",)
+            assert component.container.words[-len(facts.application) :][:1] != ("env",)
         if facts.specification is not None:
             assert plain_json(facts.specification.to_json()) == facts.application[3]
             assert facts.replica_roles

@@ -26,6 +26,7 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, earlier_run, plan_resume
 from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
 from torchx_kfp.execution.runs.state import RunState
+from torchx_kfp.execution.runs.units import Units
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.local import Watch
 from torchx_kfp.local import run as run_here
@@ -204,8 +205,8 @@ def test_changes_are_named_and_kept_unless_the_user_starts_from_them() -> None:
     }
     # No cache answers for what the user wants to run.
     cached = {place.name: place.task.caches for place in walk(anew.pipeline) if place.is_stage}
-    assert cached == {"prepare": False, "branch": False, "kept-make-data": False, "take": True, "train": False}
-    assert "Run without the cache: prepare, branch, train." in str(anew)
+    assert cached == {"prepare": False, "branch": False, "kept-make-data": False, "take": False, "train": False}
+    assert "It runs without the cache." in str(anew)
 
 
 def test_what_a_resumed_run_has_in_place_of_kept_stages_is_no_change() -> None:
@@ -235,12 +236,42 @@ def test_what_stages_were_given_is_known_further_down_a_chain() -> None:
     assert "make" in {step.name for step in planned(again, to_here=False).kept}
 
 
+def test_an_artifact_that_is_handed_on_has_a_type_and_its_own_metadata() -> None:
+    """A driver tells neither the type that the producer declares, nor which metadata is KFP's."""
+    metadata = {"x": 3, "store_session_info": "{}", "display_name": "data"}
+    given = Artifact("data", ArtifactType("system.Artifact"), "s3://bucket/data", metadata)
+    made = Units(PIPELINE, ARGUMENTS).outputs_given({"take": {"text": "x", "data": given}})["make"]["data"]
+    assert (made.type.title, made.metadata) == ("system.Dataset", {"x": 3})
+
+
 def test_a_record_that_would_fill_the_memory_is_none() -> None:
     torn = ResumeRecord("before", text="{" * 1000).describe("")
     assert read_record(torn) is not None
     own = replace(PIPELINE, description=torn)
     assert whole_pipeline(own) is own
     assert read_record(ResumeRecord("before", text="{" * (17 << 20)).describe("")) is None
+
+
+@pytest.mark.parametrize("fails", ["show", "last"])
+def test_what_an_importer_reads_is_read_by_those_that_take_its_artifact(fails: str) -> None:
+    @dsl.pipeline(name="table")
+    def imported():
+        place = make(text="x").set_display_name("place")
+        found = dsl.importer(artifact_uri=place.outputs["out"], artifact_class=dsl.Dataset)
+        take(text="y", data=found.output).set_display_name("show")
+        make(text="z").set_display_name("last")
+
+    loaded, run = load_pipeline(imported), RunState()
+    outputs = {"out": "s3://bucket/x"}
+    ends = {name: StageResult(name, name, State.SUCCEEDED, outputs=outputs) for name in ("make", "take", "make-2")}
+    failed = {"show": "take", "last": "make-2"}[fails]
+    for known in (outputs, {}):
+        ends |= {"make": replace(ends["make"], outputs=known), failed: replace(ends[failed], state=State.FAILED)}
+        record = RunRecord("r", "table", 0.0, (), run, False, lambda: loaded, None)
+        plan = plan_resume(EarlierRun(record, loaded, ends), loaded, {}, is_here=False)
+        assert {step.name for step in plan.running} == {failed, *(["make"] if failed == "take" and not known else [])}
+        again = plan_resume(EarlierRun(record, loaded, ends), loaded, {}, is_here=False, from_stages=["make"])
+        assert {step.name for step in again.running} == {"make", "take", failed}
 
 
 def test_a_condition_that_reads_another_value_is_evaluated_in_the_new_run() -> None:

@@ -63,11 +63,11 @@ def roles_of(record: RunRecord) -> dict[str, StageRoles]:
     roles: dict[str, StageRoles] = {}
     defaults = {name: one.default for name, one in pipeline.root.inputs.items() if one.has_default}
     for stage in known_stages(pipeline, {**defaults, **record.arguments}):
-        name = stage.place.name
+        name = stage.name
         if several := stage.facts.replica_roles:
             roles[name] = StageRoles({role.name: role.most for role in several}, is_distributed=True)
         else:
-            labels = (stage.place.component.platform.get("podMetadata") or {}).get("labels") or {}
+            labels = (stage.component.platform.get("podMetadata") or {}).get("labels") or {}
             roles[name] = StageRoles({str(labels.get(_ROLE_NAME) or name): 1})
     return roles
 

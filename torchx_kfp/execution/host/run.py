@@ -34,7 +34,7 @@ from torchx_kfp.execution.host.snapshot import Snapshot, changes
 from torchx_kfp.execution.host.stages import Step
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import KnownStage, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, walk, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun
 from torchx_kfp.execution.runs.events import Event, StageFinished, StageStarted
 from torchx_kfp.execution.runs.record import RunRecord
@@ -43,7 +43,7 @@ from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.source import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.state import RunState, outline
-from torchx_kfp.execution.runs.units import Units, values_given
+from torchx_kfp.execution.runs.units import Units
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal
 
@@ -230,7 +230,7 @@ class HostRun(ReadableRun):
                 why = "KFP took its outputs from its cache, so it had no pod. Replay the run whose outputs those are"
             raise self._unknown_inputs(found, why, is_cached=is_cached)
         pipeline = record.load()
-        place, scope = place_of(pipeline, found, record.arguments)
+        place = place_of(pipeline, found, record.arguments)
         started = record.run.attempts_at(found)
         return Invocation(
             record,
@@ -239,7 +239,6 @@ class HostRun(ReadableRun):
             place,
             spec.component(place.component),
             spec.inputs(place.component),
-            scope,
             started[-1].pod_name if started else "",
             str(self.answer.get("service_account") or ""),
         )
@@ -269,13 +268,13 @@ class HostRun(ReadableRun):
                 with contextlib.suppress(ValueError):  # of another version of KFP
                     if component is not None and (spec := self._nodes.pod_spec(driver)) is not None:
                         given[stage] = spec.inputs(component)
-            values = values_given(Units(pipeline, self._pipeline.arguments).by_path, given)
+            values = Units(pipeline, self._pipeline.arguments).outputs_given(given)
             ends |= self._with_run_ids(self._pipeline.tracked, ends, values)
         return earlier_run(record, trusted_bases=self._trusted_bases, ends=ends, values=values)
 
     def _with_run_ids(
         self,
-        tracked: Mapping[str, KnownStage],
+        tracked: Mapping[str, ScopedTask],
         ends: Mapping[str, StageResult],
         values: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, StageResult]:

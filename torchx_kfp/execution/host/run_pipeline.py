@@ -13,7 +13,7 @@ from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_inputs, tracked_stages, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, walk, without_indices
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_record import read_record
 
@@ -34,7 +34,7 @@ class RunPipeline:
     pipeline: Pipeline
     places: Mapping[str, ScopedTask]
     arguments: Mapping[str, Any]
-    tracked: Mapping[str, KnownStage]
+    tracked: Mapping[str, ScopedTask]
     resumes: str = ""
     kept: tuple[StageResult, ...] = ()
 
@@ -57,8 +57,8 @@ class RunPipeline:
             arguments = given_arguments(run)
             with contextlib.suppress(TorchxKfpError):  # they are not those of this pipeline
                 arguments = complete_arguments(pipeline, arguments)
-            places = list(known_inputs(pipeline, arguments))
-            tracked = tracked_stages(pipeline, arguments)
+            places = list(walk(pipeline, arguments=arguments))
+            tracked = {place.name: place for place in places if place.is_tracked}
         except (TorchxKfpError, ValueError) as error:
             raise PipelineFileError(f"The pipeline of this run cannot be read: {error}") from None
         resumed = read_record(pipeline.description)
@@ -66,7 +66,7 @@ class RunPipeline:
         ends = resumed.ends if resumed else ()
         return cls(
             pipeline,
-            {place.name: place for place, _ in places},
+            {place.name: place for place in places},
             arguments,
             tracked,
             resumes=resumed.resumes if resumed else "",

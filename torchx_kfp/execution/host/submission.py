@@ -22,7 +22,7 @@ from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
-from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, walk
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 
@@ -261,7 +261,7 @@ def check_submission(
             said = f"has the tracker base {shown(base)}, "
             for stage in stages:
                 found += [
-                    Finding(kind, f"task {stage.place.path!r}", f"{said}{text}")
+                    Finding(kind, f"task {stage.path!r}", f"{said}{text}")
                     for kind, text in _of_base(base, stage, environ, storage)
                 ]
     return merge(found)
@@ -273,7 +273,7 @@ def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
     refuse(pipeline.name, failing, "nothing was submitted")
 
 
-def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
+def _of_base(base: str, stage: ScopedTask, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
     scheme = _PROTOCOL.match(base)
     protocol_name = scheme[1].lower() if scheme else ""
     if protocol_name in ("", "file", "local"):
@@ -284,7 +284,7 @@ def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str], storage: 
                 f"which is a path below the directory in which a pod's program starts, and is lost with the pod. "
                 f"{_WAY_OUT}",
             )
-        elif not _is_below(path, [storage.folder]) and not _is_mounted(path, stage.place.component):
+        elif not _is_below(path, [storage.folder]) and not _is_mounted(path, stage.component):
             yield Kind.FAILS, f"which is a directory of the pod, and is lost with it: no volume is there. {_WAY_OUT}"
     elif protocol_name == "memory":
         yield Kind.FAILS, f"which is in the memory of each process. {_WAY_OUT}"
@@ -298,7 +298,7 @@ def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str], storage: 
         )
 
 
-def _of_endpoint(stage: KnownStage, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
+def _of_endpoint(stage: ScopedTask, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
     """Yield what is wrong with the server of S3 that a stage uses."""
     variables = {**storage.variables, **dict(stage.variables)}
     own = [(name, value) for name, value in variables.items() if S3_ENDPOINT.fullmatch(name)]
@@ -310,7 +310,7 @@ def _of_endpoint(stage: KnownStage, environ: Mapping[str, str], storage: Storage
                 "the address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000",
             )
     # A pod may get variables that the pipeline does not name.
-    if own or any(map(S3_ENDPOINT.fullmatch, storage.keys)) or entries(stage.place.component.platform, VARIABLES):
+    if own or any(map(S3_ENDPOINT.fullmatch, storage.keys)) or entries(stage.component.platform, VARIABLES):
         return
     for name, value in environ.items():
         if S3_ENDPOINT.fullmatch(name) and is_of_this_machine(value):

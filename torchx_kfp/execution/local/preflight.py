@@ -27,7 +27,7 @@ from torchx_kfp.execution.pipeline.python_components import (
 )
 from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.values import TYPE_NAMES
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_scopes, known_stages, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk
 from torchx_kfp.tracking.recorder import Recorder
 
 _ON_KFP = "Run the pipeline on KFP"
@@ -89,18 +89,18 @@ def find_not_applied(
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
         if any(own_endpoints(environ, in_container=False)):
             for stage in known_stages(pipeline, arguments):
-                kinds.add(described(stage.variables, environ, in_container=stage.place.name in containers))
+                kinds.add(described(stage.variables, environ, in_container=stage.name in containers))
             kinds.discard("")
-        for scoped, inputs in known_scopes(pipeline, arguments):
-            kinds.update(stage_not_applied(scoped, inputs, given, containers, environ))
+        for scoped in walk(pipeline, arguments=arguments):
+            kinds.update(stage_not_applied(scoped, given, containers, environ))
         return tuple(sorted(kinds))
 
 
 def stage_not_applied(
-    scoped: ScopedTask, inputs: Mapping[str, Any], given: GivenKeys, containers: Containers, environ: Mapping[str, str]
+    scoped: ScopedTask, given: GivenKeys, containers: Containers, environ: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield what a stage does not have on this machine; ``inputs`` are those of the scope around it."""
-    component, in_container = scoped.component, scoped.name in containers
+    """Yield what a stage does not have on this machine."""
+    component, inputs, in_container = scoped.component, scoped.scope_inputs, scoped.name in containers
     yield from missing_variables(component, given, inputs, environ, in_container=in_container)
     yield from kubernetes.not_applied(component, in_container=in_container, has_gpus=containers.has_gpus)
     if in_container:
@@ -207,9 +207,7 @@ def check_bases(
         except MissingCredentialsError:
             # A stage may get what this process does not have: variables, secrets or config maps.
             if not any(
-                stage.place.name in containers
-                or stage.variables
-                or entries(stage.place.component.platform, (*VARIABLES, *FILES))
+                stage.name in containers or stage.variables or entries(stage.component.platform, (*VARIABLES, *FILES))
                 for stage in stages
             ):
                 raise

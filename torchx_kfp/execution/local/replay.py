@@ -195,7 +195,9 @@ def replay_invocation(
     containers = choose_containers(invocation.pipeline, chosen.docker, chosen.mounts, runs)
     variables = {name: value for name, value in overrides.environ.items() if value is not None}
     given = GivenKeys(secrets, config_maps, variables)
-    verify_given([(invocation.component, invocation.scope, invocation.stage in containers)], given, os.environ)
+    verify_given(
+        [(invocation.component, invocation.place.scope_inputs, invocation.stage in containers)], given, os.environ
+    )
     run_id = f"{REPLAY}{make_run_name(invocation.pipeline.name)}"
     folder = Path(output_dir or runs or OUTPUT_DIR).absolute() / REPLAYS / run_id
     verify_private(containers, str(folder.parent), None)

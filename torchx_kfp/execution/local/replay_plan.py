@@ -108,7 +108,7 @@ def plan_replay(invocation: Invocation, context: RunContext, overrides: Override
 
 def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, DecodedCommand]:
     place, component = invocation.place, invocation.component
-    run = DagRun(invocation.pipeline, place.scope, invocation.scope, StageNames()).runs[place.task.name]
+    run = DagRun(invocation.pipeline, place.scope, place.scope_inputs, StageNames()).runs[place.task.name]
     run.component, run.name, run.inputs = component, invocation.stage, dict(invocation.inputs)
     if overrides.tracker_base and component.container is not None:
         command, args = (
@@ -166,10 +166,12 @@ def _differences(
     elif not (brings_code or in_container or was_process):
         yield f"The code is that of {attempt.directory}, not that in the image (--workspace)"
     # A process of this machine did not have then what it does not have now, except for variables.
-    lacks = missing_variables(component, context.given, invocation.scope, os.environ, in_container=in_container)
+    lacks = missing_variables(
+        component, context.given, invocation.place.scope_inputs, os.environ, in_container=in_container
+    )
     if in_container or not was_process:
         scoped = dataclasses.replace(invocation.place, component=component)
-        lacks = stage_not_applied(scoped, invocation.scope, context.given, containers, os.environ)
+        lacks = stage_not_applied(scoped, context.given, containers, os.environ)
     set_there = [*(component.container.env if component.container else ()), *facts.variables.items()]
     ignored = [*lacks, described(set_there, os.environ, in_container=in_container)]
     if time_limit(component.platform):

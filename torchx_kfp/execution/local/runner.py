@@ -33,7 +33,7 @@ from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_scopes, make_run_name
+from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, make_run_name, walk
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import folder_of, log_now
@@ -204,8 +204,8 @@ def _named_variables(names: Collection[str]) -> dict[str, str]:
 
 def _verify_given(pipeline: Pipeline, arguments: Mapping[str, Any], given: GivenKeys, containers: Containers) -> None:
     with reading(f"The pipeline {pipeline.name!r}"):
-        scopes = known_scopes(pipeline, arguments)
-        verify_given(((place.component, known, place.name in containers) for place, known in scopes), given, os.environ)
+        stages = ((it.component, it.scope_inputs, it.name in containers) for it in walk(pipeline, arguments=arguments))
+        verify_given(stages, given, os.environ)
 
 
 def make_context(

@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -21,23 +21,16 @@ import yaml
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.conditions import select_field
 from torchx_kfp.execution.pipeline.reader import read_pipeline
-from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task
+from torchx_kfp.execution.pipeline.spec import Pipeline
 
-_EXIT_HANDLER = re.compile(r"exit-handler-\d+")
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 #: KFP's names for the input and the output of an importer.
-_URI, _ARTIFACT = "uri", "artifact"
+URI, _ARTIFACT = "uri", "artifact"
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
 #: The outputs of tasks that are taken out, by the tasks' names or paths, as far as they are known.
 Kept = Mapping[str, Mapping[str, Any]]
-
-
-def is_exit_handler(task: Task, component: Component) -> bool:
-    """Tell whether a task is the group inside ``dsl.ExitHandler``: its tasks run once, as those around it do."""
-    is_plain = task.loop is None and task.condition is None and component.dag is not None
-    return is_plain and _EXIT_HANDLER.fullmatch(task.name) is not None
 
 
 def can_be_constant(value: Any) -> bool:
@@ -51,7 +44,7 @@ def without_tasks(
     run_id: str,
     describe: Callable[[str], str],
     *,
-    uncached: Collection[str] = (),
+    uncached: bool = False,
 ) -> Pipeline:
     """Return the pipeline without some of its tasks.
 
@@ -62,14 +55,15 @@ def without_tasks(
         kept: the outputs of the tasks to take out, by their paths.
         run_id: the run in which they have succeeded.
         describe: returns the description of the new pipeline, given the whole one as text.
-        uncached: the tasks that no cache may answer, by their paths, with all tasks inside.
+        uncached: whether no cache may answer for any task.
 
     Raises:
         ValueError: a remaining task reads an output that is not known; the message names both.
     """
     spec, platform = pipeline.copy_documents()
-    if uncached:
-        _Surgery(spec, {}, run_id, uncached).operate()
+    for component in (spec["root"], *spec.get("components", {}).values()) if uncached else ():
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            task["cachingOptions"] = {}
     parts = {"pipelineSpec": spec, **({"platformSpec": platform} if platform else {})}
     description = describe(json.dumps({"kind": "PipelineVersion", "spec": parts}))
     _Surgery(spec, kept, run_id).operate()
@@ -93,11 +87,10 @@ def with_specs(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
 class _Surgery:
     """Changes a PipelineSpec, which it owns."""
 
-    def __init__(self, spec: dict[str, Any], kept: Kept, run_id: str, uncached: Collection[str] = ()) -> None:
+    def __init__(self, spec: dict[str, Any], kept: Kept, run_id: str) -> None:
         self._spec = spec
         self._kept = kept
         self._run_id = run_id
-        self._uncached = uncached
         self._components = spec.setdefault("components", {})
         self._executors = spec.setdefault("deploymentSpec", {}).setdefault("executors", {})
 
@@ -111,11 +104,9 @@ class _Surgery:
         rest = _Rest(self, dag["tasks"], self._run_id)
         for name, task in [*dag["tasks"].items()]:
             path = f"{around}{name}"
-            if path in self._uncached:
-                self._run_anew(task)
             if path in self._kept:
                 rest.take(name, self._kept[path])
-            elif any(other.startswith(f"{path}/") for other in (*self._kept, *self._uncached)):
+            elif any(other.startswith(f"{path}/") for other in self._kept):
                 inner = self._own_component(task)
                 rest.known[name] = self._cut(inner, f"{path}/")
                 if not inner["dag"]["tasks"]:  # an exit handler around nothing
@@ -124,13 +115,6 @@ class _Surgery:
         for name, task in [*dag["tasks"].items()]:
             rest.rewire(name, task)
         return rest.reduce_outputs(component, is_whole=is_whole)
-
-    def _run_anew(self, task: dict[str, Any]) -> None:
-        """Turn caching off for a task, and for all tasks inside."""
-        task["cachingOptions"] = {}
-        if "dag" in self._components[task["componentRef"]["name"]]:
-            for inner in self._own_component(task)["dag"]["tasks"].values():
-                self._run_anew(inner)
 
     def _own_component(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of the task's component that no other task uses."""
@@ -158,7 +142,7 @@ class _Surgery:
         self._executors[label] = {"importer": importer}
         self._components[name] = {
             "executorLabel": label,
-            "inputDefinitions": {"parameters": {_URI: {"parameterType": "STRING"}}},
+            "inputDefinitions": {"parameters": {URI: {"parameterType": "STRING"}}},
             "outputDefinitions": {"artifacts": {_ARTIFACT: {"artifactType": kind}}},
         }
         return name
@@ -283,7 +267,7 @@ class _Rest:
             self._tasks[name] = {
                 "cachingOptions": {},
                 "componentRef": {"name": self._surgery.add_importer(artifact)},
-                "inputs": {"parameters": {_URI: {"runtimeValue": {"constant": uri_of(artifact)}}}},
+                "inputs": {"parameters": {URI: {"runtimeValue": {"constant": uri_of(artifact)}}}},
                 "taskInfo": {"name": name},
             }
         return self._importers[(task, output)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.common.text import shown
@@ -16,11 +17,12 @@ from torchx_kfp.contract.protocol import CODE_URL, POD_NAME, TRACKER_BASE, is_co
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_value
-from torchx_kfp.execution.pipeline.spec import Component, Constant, Container, FromInput, Pipeline, Task
+from torchx_kfp.execution.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
 
 # A name is one part of a path and of a tracker's key. A part may have 255 bytes, and numbers are added to it later.
 _LONGEST = 200
 _INDICES = re.compile(r"\[[\d,]+\]")
+_EXIT_HANDLER = re.compile(r"exit-handler-\d+")
 #: The name that means the newest run.
 LATEST = "latest"
 
@@ -53,7 +55,7 @@ class StageNames:
 
 @dataclass(frozen=True)
 class ScopedTask:
-    """A task with its path and its scope in a pipeline.
+    """A task with its path and its scope in a pipeline, and what is known of its inputs before it runs.
 
     Attributes:
         path: the names of the tasks that lead to it, including groups: ``condition-1/train``.
@@ -61,6 +63,7 @@ class ScopedTask:
         task: the task.
         component: the component that it runs.
         scope: the component whose DAG contains it.
+        arguments: the values of the pipeline's parameters, as far as they are known.
         inside: the loop, branch or nested pipeline around it; None in the scope that the walk began with.
         looped: whether it is a loop, or in one that the walk has entered. Such a task may run several times, or never.
     """
@@ -70,6 +73,7 @@ class ScopedTask:
     task: Task
     component: Component
     scope: Component
+    arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
     inside: ScopedTask | None = None
     looped: bool = False
 
@@ -79,10 +83,23 @@ class ScopedTask:
         return self.component.dag is None
 
     @property
+    def is_exit_handler(self) -> bool:
+        """Whether it is the group inside ``dsl.ExitHandler``: its tasks run once, as those around it do."""
+        is_plain = self.task.loop is None and self.task.condition is None and not self.is_stage
+        return is_plain and _EXIT_HANDLER.fullmatch(self.task.name) is not None
+
+    @property
+    def around(self) -> Iterator[ScopedTask]:
+        """The task itself, and the loops, branches and nested pipelines around it, the innermost first."""
+        place: ScopedTask | None = self
+        while place is not None:
+            yield place
+            place = place.inside
+
+    @property
     def loops(self) -> int:
         """The number of loops around it that the walk has entered."""
-        around = self.inside
-        return 0 if around is None else around.loops + (around.task.loop is not None)
+        return sum(place.task.loop is not None for place in self.around if place is not self)
 
     def has_input(self, name: str) -> bool:
         """Tell whether the scope has an input with this name, so that the task can take it."""
@@ -92,27 +109,109 @@ class ScopedTask:
         loop = around.task.loop
         return name in around.component.inputs or name in around.task.inputs or (loop and loop.item_input) == name
 
+    @property
+    def scope_inputs(self) -> Mapping[str, Any]:
+        """The known inputs of the scope, which may name its secrets."""
+        return self.arguments if self.inside is None else self.inside.inputs
 
-def walk(pipeline: Pipeline, scope: Component | None = None, names: StageNames | None = None) -> Iterator[ScopedTask]:
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, Any]:
+        """The known inputs."""
+        known = {name: input.default for name, input in self.component.inputs.items() if input.has_default}
+        constants = {}
+        for name, source in self.task.inputs.items():
+            known.pop(name, None)
+            if isinstance(source, Constant):
+                constants[name] = source.value
+            elif isinstance(source, FromInput) and not source.selector and source.name in self.scope_inputs:
+                known[name] = self.scope_inputs[source.name]
+        # A constant's text may contain placeholders for the other inputs.
+        facts = Facts(parameters=dict(known))
+        return {**known, **{name: resolve_value(value, facts) for name, value in constants.items()}}
+
+    @functools.cached_property
+    def facts(self) -> DecodedCommand:
+        """What the command of its container says with the known inputs filled in."""
+        container = self.component.container
+        return decode(resolve_command(container.words, Facts(parameters=self.inputs)) if container is not None else ())
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether it is a tracked stage whose name is known."""
+        return bool(self.facts.stage) and "{{$" not in str(self.facts.stage)
+
+    @property
+    def tracker_base(self) -> str | None:
+        """The tracker base of a tracked stage; None if it is not known."""
+        base = self.facts.tracker_base
+        return base if base and "{{$" not in base else None
+
+    @property
+    def workspace(self) -> str:
+        """The URL of its workspace or that of its replicas, or a placeholder; empty without one."""
+        found = next(filter(None, workspaces_in(self.facts.words)), "")
+        return dict(self.env).get(CODE_URL, found) if is_code_name(found) else found
+
+    @property
+    def env(self) -> Sequence[tuple[str, str]]:
+        """The variables of its container."""
+        return self.component.container.env if self.component.container is not None else ()
+
+    @property
+    def variables(self) -> list[tuple[str, str]]:
+        """The application's variables that the container and its command set."""
+        of_command = self.facts.variables.items()
+        return [*self.env, *((name, value) for name, value in of_command if name != TRACKER_BASE)]
+
+
+def walk(
+    pipeline: Pipeline,
+    scope: Component | None = None,
+    names: StageNames | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+) -> Iterator[ScopedTask]:
     """Yield every task of the pipeline in an order in which they could run, each group before the tasks inside.
 
     Args:
         pipeline: the pipeline.
         scope: the component to begin with, if not the root.
         names: the names of the stages in that scope.
+        arguments: the values of all parameters, if the known inputs of tasks are asked for.
     """
-    return _walk(pipeline, scope or pipeline.root, names or StageNames(), None)
+    return _walk(pipeline, scope or pipeline.root, names or StageNames(), arguments or {}, None)
 
 
-def _walk(pipeline: Pipeline, scope: Component, names: StageNames, inside: ScopedTask | None) -> Iterator[ScopedTask]:
+def _walk(
+    pipeline: Pipeline, scope: Component, names: StageNames, arguments: Mapping[str, Any], inside: ScopedTask | None
+) -> Iterator[ScopedTask]:
     for task in scope.as_dag().ordered:
         component = pipeline.component_of(task)
         path = f"{inside.path}/{task.name}" if inside is not None else task.name
         looped = task.loop is not None or (inside is not None and inside.looped)
-        place = ScopedTask(path, names.of(task.name), task, component, scope, inside, looped)
+        place = ScopedTask(path, names.of(task.name), task, component, scope, arguments, inside, looped)
         yield place
         if component.dag is not None:
-            yield from _walk(pipeline, component, names.inside(task), place)
+            yield from _walk(pipeline, component, names.inside(task), arguments, place)
+
+
+def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[ScopedTask]:
+    """Yield every task that runs a container; ``arguments`` has the values of all parameters."""
+    return (place for place in walk(pipeline, arguments=arguments) if place.component.container is not None)
+
+
+def tracked_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, ScopedTask]:
+    """Return the tracked stages by their names without indices; ``arguments`` has the values of all parameters."""
+    return {stage.name: stage for stage in known_stages(pipeline, arguments) if stage.is_tracked}
+
+
+def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[ScopedTask]]:
+    """Return the tracker bases that depend only on parameters and constants, with the stages that use them."""
+    bases: dict[str, list[ScopedTask]] = {}
+    for stage in known_stages(pipeline, arguments):
+        if stage.tracker_base is not None:
+            bases.setdefault(stage.tracker_base, []).append(stage)
+    return bases
 
 
 def check_run_name(name: object) -> str:
@@ -191,92 +290,3 @@ class PodNames:
             digest = hashlib.sha256(f"{stage} {name}".encode()).hexdigest()[:8]
             name = f"{safe_name(stage)[: _LONGEST - 9]}-{digest}"
         return name
-
-
-def known_inputs(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[tuple[ScopedTask, Mapping[str, Any]]]:
-    """Yield every task of the pipeline with its known inputs; ``arguments`` has the values of all parameters."""
-    inputs: dict[str, Mapping[str, Any]] = {}
-    for place in walk(pipeline):
-        around = arguments if place.inside is None else inputs[place.inside.path]
-        known = {name: input.default for name, input in place.component.inputs.items() if input.has_default}
-        constants = {}
-        for name, source in place.task.inputs.items():
-            known.pop(name, None)
-            if isinstance(source, Constant):
-                constants[name] = source.value
-            elif isinstance(source, FromInput) and not source.selector and source.name in around:
-                known[name] = around[source.name]
-        # A constant's text may contain placeholders for the other inputs.
-        facts = Facts(parameters=dict(known))
-        inputs[place.path] = {**known, **{name: resolve_value(value, facts) for name, value in constants.items()}}
-        yield place, inputs[place.path]
-
-
-def known_scopes(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[tuple[ScopedTask, Mapping[str, Any]]]:
-    """Yield every task of the pipeline with the known inputs of the scope around it, which may name its secrets."""
-    inputs: dict[str, Mapping[str, Any]] = {}
-    for place, known in known_inputs(pipeline, arguments):
-        inputs[place.path] = known
-        yield place, arguments if place.inside is None else inputs[place.inside.path]
-
-
-@dataclass(frozen=True)
-class KnownStage:
-    """A task that runs a container, its known inputs, and what its command says with these filled in."""
-
-    place: ScopedTask
-    inputs: Mapping[str, Any]
-    container: Container
-    facts: DecodedCommand
-
-    @property
-    def is_tracked(self) -> bool:
-        """Whether it is a tracked stage whose name is known."""
-        return bool(self.facts.stage) and "{{$" not in str(self.facts.stage)
-
-    @property
-    def tracker_base(self) -> str | None:
-        """The tracker base of a tracked stage; None if it is not known."""
-        base = self.facts.tracker_base
-        return base if base and "{{$" not in base else None
-
-    @property
-    def workspace(self) -> str:
-        """The URL of its workspace or that of its replicas, or a placeholder; empty without one."""
-        found = next(filter(None, workspaces_in(self.facts.words)), "")
-        return dict(self.container.env).get(CODE_URL, found) if is_code_name(found) else found
-
-    @property
-    def variables(self) -> list[tuple[str, str]]:
-        """The application's variables that the container and its command set."""
-        of_command = self.facts.variables.items()
-        return [*self.container.env, *((name, value) for name, value in of_command if name != TRACKER_BASE)]
-
-
-def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[KnownStage]:
-    """Yield every task that runs a container; ``arguments`` has the values of all parameters."""
-    yield from stages_among(known_inputs(pipeline, arguments))
-
-
-def stages_among(places: Iterable[tuple[ScopedTask, Mapping[str, Any]]]) -> Iterator[KnownStage]:
-    """Yield those tasks that run a container; ``places`` are of ``known_inputs``."""
-    for place, inputs in places:
-        container = place.component.container
-        if container is not None:
-            words = resolve_command(container.words, Facts(parameters=inputs))
-            yield KnownStage(place, inputs, container, decode(words))
-
-
-def tracked_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, KnownStage]:
-    """Return the tracked stages by their names without indices; ``arguments`` has the values of all parameters."""
-    stages = known_stages(pipeline, arguments)
-    return {each.place.name: each for each in stages if each.is_tracked}
-
-
-def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[KnownStage]]:
-    """Return the tracker bases that depend only on parameters and constants, with the stages that use them."""
-    bases: dict[str, list[KnownStage]] = {}
-    for stage in known_stages(pipeline, arguments):
-        if stage.tracker_base is not None:
-            bases.setdefault(stage.tracker_base, []).append(stage)
-    return bases

@@ -177,7 +177,7 @@ class RunReader(RunSource):
         taken = read_record(pipeline.description)
         if taken is not None and not record.run.attempts_at(name) and name in {end.name for end in taken.ends}:
             raise not_started(record, name)  # this pipeline does not have the stage
-        place, scope = place_of(pipeline, name, record.arguments)
+        place = place_of(pipeline, name, record.arguments)
         started = self._started(record, name)
         lost = [each for each in place.component.artifact_inputs if each not in started.artifacts]
         if lost := sorted({*lost} - place.component.optional_artifacts):
@@ -188,7 +188,7 @@ class RunReader(RunSource):
         # Names become parts of paths, and the folder may be somebody else's.
         known = {*place.component.inputs, *place.component.artifact_inputs}
         inputs = {name: value for name, value in {**started.inputs, **started.artifacts}.items() if name in known}
-        return Invocation(record, pipeline, name, place, place.component, inputs, scope, started.pod_name)
+        return Invocation(record, pipeline, name, place, place.component, inputs, started.pod_name)
 
     def earlier(self) -> EarlierRun:
         """Return what is known of the run for one that continues it: see ``plan_run``."""

@@ -24,7 +24,7 @@ from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_text, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import KnownStage, known_bases, known_stages
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages
 from torchx_kfp.execution.runs.history import RunReader, find_run
 from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.execution.runs.result import RunResult
@@ -225,7 +225,7 @@ def plan_run(
     return plan
 
 
-def _with_files(plan: ResumePlan, earlier: EarlierRun, stages: Iterable[KnownStage], archive: bytes) -> ResumePlan:
+def _with_files(plan: ResumePlan, earlier: EarlierRun, stages: Iterable[ScopedTask], archive: bytes) -> ResumePlan:
     """Return the plan with the names of the files that have changed, where it says that the code of a stage has."""
     url = earlier.record.arguments.get(WORKSPACE_PARAMETER)
     digest = workspace_digest(url) if isinstance(url, str) else None
@@ -235,8 +235,8 @@ def _with_files(plan: ResumePlan, earlier: EarlierRun, stages: Iterable[KnownSta
     if why_not_read(base, earlier.trusted_bases, ran_here=earlier.record.folder is not None):
         return plan
     known = known_stages(earlier.pipeline, earlier.record.arguments)
-    before = {stage.place.name: stage for stage in known if stage.workspace == url}
-    both = {stage.place.name: (before[stage.place.name], stage) for stage in stages if stage.place.name in before}
+    before = {stage.name: stage for stage in known if stage.workspace == url}
+    both = {stage.name: (before[stage.name], stage) for stage in stages if stage.name in before}
     try:
         files = changed_files(both, Recorder.open(earlier.record.absolute_base(base)).read_workspace(digest), archive)
     except (TorchxKfpError, OSError, ValueError):  # it is gone, or is somebody else's

@@ -19,7 +19,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
-from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.spec import Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.surgery import without_tasks
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
 from torchx_kfp.execution.runs.record import RunRecord, same_base, why_not_read
@@ -327,7 +327,7 @@ class _Planner:
             self._executions.setdefault(without_indices(end.name), []).append(end)
         self._names = then.stage_names
         places = earlier.record.folder is not None, is_here
-        self._outputs = OutputLookup(pipeline, earlier.ends, earlier.values, are_here=places)
+        self._outputs = OutputLookup(now, earlier.ends, earlier.values, are_here=places)
         self._readers: dict[str, list[Unit]] = {}
         self._followers: dict[str, list[Unit]] = {}
         for unit in self._units.values():
@@ -359,7 +359,7 @@ class _Planner:
         left += [(unit, why) for unit in self._units.values() if (why := self._reason(unit))]
         while left:
             unit, why = left.popleft()
-            if unit.path not in self._runs and not unit.is_import:
+            if unit.path not in self._runs:
                 self._runs[unit.path] = why
                 left += self._consequences(unit)
         self._anew.update((unit.path, unit) for unit in self._units.values() if unit.is_exit)
@@ -376,7 +376,7 @@ class _Planner:
         left = deque(found)
         while left:
             unit = left.popleft()
-            if unit.path not in self._anew and not unit.is_import:
+            if unit.path not in self._anew:
                 self._anew[unit.path] = unit
                 yield unit, "you start from it" if unit in found else f"it depends on {stage}, from which you start"
                 left += [*self._readers.get(unit.path, ()), *self._followers.get(unit.path, ())]
@@ -396,7 +396,7 @@ class _Planner:
             producer = self._units[read.producer]
             if not read.input:
                 yield producer, f"the pods of {unit.name}, which runs, are set up with its output"
-            elif producer.path not in self._runs and not producer.is_import:
+            elif producer.path not in self._runs:
                 try:
                     self._outputs.get(producer, read.output)
                 except OutputNotKnownError as error:
@@ -404,7 +404,7 @@ class _Planner:
 
     def _uses_workspace(self, place: ScopedTask) -> bool:
         container = place.component.container
-        texts = [*(container.words if container else ()), *map(str, self._now.inputs[place.path].values())]
+        texts = [*(container.words if container else ()), *map(str, place.inputs.values())]
         return any(WORKSPACE in text for text in texts)
 
     def _ends(self, unit: Unit) -> list[StageResult]:
@@ -414,7 +414,7 @@ class _Planner:
         """Return why a unit runs whatever the others do; empty if it may be kept."""
         if unit.is_exit:
             return "it runs at the end of each run"
-        if unit.is_volume:
+        if is_volume_task(unit.place.component):
             return "each run has its own volumes"
         if new := [name for name in unit.names if name not in self._names]:
             return "it is new" if len(new) == len(unit.names) else f"{listed(new, _NAMED)} is new"
@@ -467,7 +467,7 @@ class _Planner:
         """
         run_id, folder = self._earlier.run_id, self._earlier.record.folder
         running = [unit for unit in self._units.values() if unit.path in self._runs]
-        kept = {unit.path: unit for unit in self._units.values() if unit.path not in self._runs and not unit.is_import}
+        kept = {unit.path: unit for unit in self._units.values() if unit.path not in self._runs}
         if all(unit.is_exit for unit in running):
             raise ArgumentError(
                 f"There is nothing left to do in the run {run_id}: all stages have succeeded. To run "
@@ -477,6 +477,15 @@ class _Planner:
         needed: dict[str, set[str]] = {}
         for read in (read for unit in running for read in unit.reads):
             needed.setdefault(read.producer, set()).add(read.output)
+        #: Importers of what is not known, which nothing reads that runs.
+        lost: dict[str, Mapping[str, Any]] = {}
+        for path, reads in self._now.importers.items():
+            try:
+                for read in (read for read in reads if read.producer in kept):
+                    self._outputs.get(kept[read.producer], read.output)
+                    needed.setdefault(read.producer, set()).add(read.output)
+            except OutputNotKnownError:
+                lost[path] = {}
         outputs: dict[str, Any] = {}
         for name, read in self._now.outputs.items():
             if read.producer in kept:
@@ -485,8 +494,8 @@ class _Planner:
                     needed.setdefault(read.producer, set()).add(read.output)
                 except OutputNotKnownError as error:
                     notes.append(f"The run's output {name!r} is left out: {error}.")
-        if cached := [unit.name for unit in self._anew.values() if any(place.task.caches for place in unit.stages)]:
-            notes.append(f"Run without the cache: {listed(cached, _NAMED)}.")
+        if self._anew and any(place.task.caches for unit in running for place in unit.stages):
+            notes.append("It runs without the cache.")
         # A run on a host has copies of the logs for a while, and other files of its own.
         has_files = self._is_here and folder is not None
         record = ResumeRecord(
@@ -497,16 +506,17 @@ class _Planner:
         )
         return ResumePlan(
             run_id=run_id,
-            steps=tuple(self._step(unit) for unit in self._units.values() if unit.stages and not unit.is_import),
+            steps=tuple(self._step(unit) for unit in self._units.values() if unit.stages),
             pipeline=without_tasks(
                 self._pipeline,
-                {
+                lost
+                | {
                     path: {name: self._outputs.get(unit, name) for name in sorted(needed.get(path, ()))}
                     for path, unit in kept.items()
                 },
                 run_id,
                 lambda text: dataclasses.replace(record, text=text).describe(self._pipeline.description),
-                uncached=self._anew,
+                uncached=bool(self._anew),
             ),
             arguments=arguments,
             dropped=tuple(sorted(self._names - self._now.stage_names)),
@@ -543,7 +553,7 @@ class _Planner:
 
     def _verify_bases(self, ends: Sequence[StageResult]) -> list[str]:
         """Raise ArgumentError if stages that run would look for kept results in another place than they are."""
-        now = {stage.place.name: stage for stage in self._now.stages.values() if stage.is_tracked}
+        now = {place.name: place for unit in self._units.values() for place in unit.stages if place.is_tracked}
         record = self._earlier.record
         notes: dict[str, str] = {}
         for end in ends:

@@ -12,7 +12,7 @@ from typing import Any
 from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
-from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, known_inputs, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, walk, without_indices
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import RunResult, StageResult, open_log
@@ -152,7 +152,6 @@ class Invocation:
         place: its task in the pipeline.
         component: the component of the task. Inputs may be filled into its command already.
         inputs: the values of all inputs, including artifacts.
-        scope: the known inputs of the scope around the task: the name of a secret may be one of them.
         pod_name: the name of its pod.
         service_account: the Kubernetes service account of the pod; empty if it is not known, or there was none.
     """
@@ -163,7 +162,6 @@ class Invocation:
     place: ScopedTask = field(repr=False)
     component: Component = field(repr=False)
     inputs: Mapping[str, Any]
-    scope: Mapping[str, Any] = field(default_factory=dict, repr=False)
     pod_name: str = ""
     service_account: str = ""
 
@@ -226,8 +224,8 @@ def _none_failed(record: RunRecord) -> str:
     return f"No stage of the run {record.run_id} has failed"
 
 
-def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> tuple[ScopedTask, Mapping[str, Any]]:
-    """Return the task of a stage, and the known inputs of the scope around it.
+def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> ScopedTask:
+    """Return the task of a stage.
 
     Args:
         pipeline: the pipeline.
@@ -237,13 +235,10 @@ def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> tu
     Raises:
         ArgumentError: KFP does the work of this task by itself.
     """
-    by_path: dict[str, Mapping[str, Any]] = {}
-    for place, known in known_inputs(pipeline, arguments):
-        by_path[place.path] = known
-        if place.is_stage and place.name == without_indices(stage):
-            break
-    else:
+    places = walk(pipeline, arguments=arguments)
+    place = next((place for place in places if place.is_stage and place.name == without_indices(stage)), None)
+    if place is None:
         raise ArgumentError(f"The pipeline {pipeline.name!r} has no stage {stage!r}.")
     if place.component.container is None or is_volume_task(place.component):
         raise ArgumentError(f"{stage!r} has no application: KFP imports artifacts and makes volume claims by itself.")
-    return place, arguments if place.inside is None else by_path[place.inside.path]
+    return place

@@ -31,7 +31,7 @@ from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.spec import Constant, Pipeline
 from torchx_kfp.execution.pipeline.surgery import with_specs
 from torchx_kfp.execution.pipeline.used_files import AllFiles, UsedFiles, names_of_modules
-from torchx_kfp.execution.pipeline.walk import KnownStage, ScopedTask, known_stages
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages
 
 #: Programs whose words tell what they run: Python, and those that start it.
 _PYTHON = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed")
@@ -60,10 +60,10 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
     with contextlib.nullcontext() if archive is None else _unpacked(archive) as workspace:
         for stage in known_stages(pipeline, arguments):
             if name := _input_to_name(stage, url, is_at_hand=workspace is not None):
-                place = stage.place.scope.name, stage.place.task.name
+                place = stage.scope.name, stage.task.name
                 files = found.setdefault(place, (name, set()))[1]
                 files.update(() if workspace is None else workspace.files_of(stage, arguments))
-                executors.add(stage.place.component.name)
+                executors.add(stage.component.name)
     if not found:
         return pipeline
     spec, platform = pipeline.copy_documents()
@@ -79,9 +79,9 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
     return with_specs(spec, platform)
 
 
-def _input_to_name(stage: KnownStage, url: str, *, is_at_hand: bool) -> str:
+def _input_to_name(stage: ScopedTask, url: str, *, is_at_hand: bool) -> str:
     """Return the input of a stage that has the workspace, if it is to get another value; empty otherwise."""
-    container = stage.place.component.container
+    container = stage.component.container
     words = container.words if container is not None else ()
     name, inputs = "", stage.inputs
     for word in workspaces_in(words):
@@ -90,12 +90,12 @@ def _input_to_name(stage: KnownStage, url: str, *, is_at_hand: bool) -> str:
     # The application may read it as well.
     if not name or text.count(parameter_placeholder(name)) != len(workspaces_in(words)):
         return ""
-    is_other = is_code_name(inputs[name]) and dict(stage.container.env).get(CODE_URL) != url
+    is_other = is_code_name(inputs[name]) and dict(stage.env).get(CODE_URL) != url
     return name if is_other or (is_at_hand and (inputs[name] == url or is_code_name(inputs[name]))) else ""
 
 
 def changed_files(
-    stages: Mapping[str, tuple[KnownStage, KnownStage]], before: bytes, now: bytes
+    stages: Mapping[str, tuple[ScopedTask, ScopedTask]], before: bytes, now: bytes
 ) -> Mapping[str, Sequence[str]]:
     """Return which files differ of those that stages may use.
 
@@ -128,7 +128,7 @@ class _Workspace:
         self._used = UsedFiles(folder, {member.name: member.linkname for member in members(archive)})
         self._found: dict[tuple[str, ...], set[str]] = {}
 
-    def files_of(self, stage: KnownStage, arguments: Mapping[str, Any] | None = None) -> set[str]:
+    def files_of(self, stage: ScopedTask, arguments: Mapping[str, Any] | None = None) -> set[str]:
         """Return the names of the files that a stage may use.
 
         Args:
@@ -139,7 +139,7 @@ class _Workspace:
         programs = [decode(words).application for words, _ in roles] or [stage.facts.application]
         variables = [*stage.variables, *(pair for _, env in roles for pair in env.items())]
         values = [value for name, value in variables if name != CODE_URL]
-        key = (*map(shlex.join, programs), *values, *_items(stage.place, arguments or {}))
+        key = (*map(shlex.join, programs), *values, *_items(stage, arguments or {}))
         if key not in self._found:
             try:
                 if not all(map(self._is_known, programs)):
@@ -166,20 +166,14 @@ class _Workspace:
         return code_name(hashlib.sha256(text.encode()).hexdigest())
 
 
-def _around(place: ScopedTask | None) -> Iterator[ScopedTask]:
-    while place is not None:
-        yield place
-        place = place.inside
-
-
 def _items(place: ScopedTask, arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yield texts that have all items of the loops around a task, as far as these are known."""
-    loops = [around.task.loop for around in _around(place) if around.task.loop is not None]
+    loops = [around.task.loop for around in place.around if around.task.loop is not None]
     for loop in loops:
         with contextlib.suppress(ValueError):
             yield json.dumps(json.loads(loop.raw or '""'), ensure_ascii=False)
     if any(loop.raw is None for loop in loops):
-        sources = [source for around in _around(place) for source in around.task.inputs.values()]
+        sources = [source for around in place.around for source in around.task.inputs.values()]
         constants = [source.value for source in sources if isinstance(source, Constant)]
         values = [*constants, *(value for name, value in arguments.items() if name != WORKSPACE_PARAMETER)]
         yield from (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)

@@ -1,7 +1,7 @@
 """The parts of a pipeline that a resumed run keeps or runs as a whole: their inputs, definitions and outputs.
 
 A unit is a task of the pipeline itself: a stage, a loop, the branches of a condition, or a nested pipeline. The tasks
-inside an exit handler count as the pipeline's own, because they also run once.
+inside an exit handler count as the pipeline's own, because they also run once. Importers run nothing, so they are none.
 """
 
 from __future__ import annotations
@@ -19,29 +19,10 @@ from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
-from torchx_kfp.execution.pipeline.spec import (
-    ArtifactType,
-    Component,
-    Constant,
-    FromInput,
-    FromTask,
-    Origin,
-    Pipeline,
-    Task,
-    is_volume_task,
-)
-from torchx_kfp.execution.pipeline.surgery import can_be_constant, is_exit_handler
+from torchx_kfp.execution.pipeline.spec import Constant, FromInput, FromTask, Origin, Pipeline
+from torchx_kfp.execution.pipeline.surgery import URI, can_be_constant
 from torchx_kfp.execution.pipeline.values import from_output
-from torchx_kfp.execution.pipeline.walk import (
-    KnownStage,
-    ScopedTask,
-    StageNames,
-    indices_of,
-    known_inputs,
-    stages_among,
-    walk,
-    without_indices,
-)
+from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, walk, without_indices
 from torchx_kfp.execution.runs.result import StageResult
 
 #: The name of the digest of conditions, and of the code of a stage that starts in a workspace, among ``differences``.
@@ -66,6 +47,7 @@ class Unit:
         place: its task; the path is that of ``surgery``.
         stages: the stages inside, or the stage that it is.
         reads: what it reads of other units.
+        imports: the importers from which artifacts come, by its inputs; what these read counts among ``reads``.
         after: the paths of the units that must have ended before it begins.
         is_exit: whether it runs at the end of each run, whatever the others do.
     """
@@ -73,6 +55,7 @@ class Unit:
     place: ScopedTask
     stages: tuple[ScopedTask, ...]
     reads: tuple[UnitRead, ...]
+    imports: Mapping[str, ScopedTask]
     after: tuple[str, ...]
     is_exit: bool
 
@@ -96,16 +79,6 @@ class Unit:
         """The unit's name in sentences: a group is named by its stages."""
         return listed(self.names, 3) if self.place.task.is_group else self.place.task.name
 
-    @property
-    def is_import(self) -> bool:
-        """Whether nothing runs for it: its artifact exists already."""
-        return self.place.component.importer is not None
-
-    @property
-    def is_volume(self) -> bool:
-        """Whether it makes or deletes a volume claim, which each run does anew."""
-        return is_volume_task(self.place.component)
-
     def is_meant_by(self, stage: str) -> bool:
         """Tell whether a user means it by the name of a stage, of a nested pipeline or of the task."""
         known = (self.place.task.name, self.path, *self.names)
@@ -118,29 +91,26 @@ class Units:
     Attributes:
         by_path: the units by their paths, in an order in which they could run.
         outputs: the outputs from which the pipeline's own come, by the names of those.
-        inputs: the known inputs of all tasks, by their paths.
-        stages: the stages that run a container, by their paths.
+        importers: what the importers among the pipeline's tasks read, by their paths.
     """
 
     def __init__(self, pipeline: Pipeline, arguments: Mapping[str, Any]) -> None:
         """Find the units; ``arguments`` has the values of all parameters."""
-        known = list(known_inputs(pipeline, arguments))
-        self.inputs: dict[str, Mapping[str, Any]] = {place.path: inputs for place, inputs in known}
-        self.stages = {stage.place.path: stage for stage in stages_among(known)}
-        self._places = {place.path: place for place, _ in known}
-        handlers: set[str] = set()
+        self._places = {place.path: place for place in walk(pipeline, arguments=arguments)}
+        importers: list[ScopedTask] = []
         stages: dict[str, list[ScopedTask]] = {}
-        owner: dict[str, str] = {}
-        for path, place in self._places.items():
-            if place.inside is not None and place.inside.path not in handlers:
-                owner[path] = owner[place.inside.path]
-            elif is_exit_handler(place.task, place.component):
-                handlers.add(path)
-            else:
-                owner[path], stages[path] = path, []
-            if place.is_stage:
-                stages[owner[path]].append(place)
+        for place in self._places.values():
+            # The outermost task that is not an exit handler: None for an exit handler itself.
+            whole = next((one for one in reversed([*place.around]) if not one.is_exit_handler), None)
+            if whole is not None and whole.component.importer is not None:
+                importers.append(whole)
+            elif whole is not None:
+                stages.setdefault(whole.path, []).extend([place] if place.is_stage else [])
         self._paths = stages.keys()
+        self.importers = {
+            place.path: [UnitRead(URI, *found) for found in self._sources(place.inside, place.task.inputs.get(URI))]
+            for place in importers
+        }
         self.by_path = {path: self._unit(self._places[path], inside) for path, inside in stages.items()}
         root = pipeline.root.as_dag()
         self.outputs = {
@@ -153,7 +123,7 @@ class Units:
     @functools.cached_property
     def stage_names(self) -> frozenset[str]:
         """The names of all stages, without those for which nothing runs."""
-        return frozenset(name for unit in self.by_path.values() if not unit.is_import for name in unit.names)
+        return frozenset(name for unit in self.by_path.values() for name in unit.names)
 
     def definition(self, unit: Unit) -> dict[str, Any]:
         """Return what defines a unit: the command, image, code and inputs of its stages, by their names."""
@@ -161,46 +131,90 @@ class Units:
 
     def _definition(self, unit: Unit) -> Iterator[tuple[str, Any]]:
         # If a condition reads an output of a stage that runs again, the unit runs again anyway.
-        within = {around.path: around.task.condition for place in unit.stages for around in _around(place, unit)}
-        if conditions := {path: condition for path, condition in within.items() if condition}:
+        within = {one.path: one for place in unit.stages for one in place.around if one.path.startswith(unit.path)}
+        conditions = [(one.task.condition, one.inputs) for one in within.values() if one.task.condition]
+        if conditions:
             yield (
                 CONDITION,
                 [
-                    (condition, [value for name, value in self.inputs[path].items() if f"'{name}'" in condition])
-                    for path, condition in conditions.items()
+                    (text, [value for name, value in inputs.items() if f"'{name}'" in text])
+                    for text, inputs in conditions
                 ],
             )
         if (loop := unit.place.task.loop) is not None:
-            items = loop.raw or self.inputs[unit.path].get(loop.from_input or "")
+            items = loop.raw or unit.place.inputs.get(loop.from_input or "")
             if items is not None:
                 yield "items", items
         for read in unit.reads:
-            producer = self.by_path[read.producer]
-            imported = self.inputs[producer.path].get("uri") if producer.is_import else None
             if read.input:
-                yield f"input {read.input}", imported or f"{producer.name}.{read.output}"
+                yield f"input {read.input}", f"{self.by_path[read.producer].name}.{read.output}"
+        for name, importer in unit.imports.items():
+            if (uri := importer.inputs.get(URI)) is not None:
+                yield f"input {name}", uri
         for place in unit.stages:
             prefix = "" if place.path == unit.path else f"{place.name}: "
-            if place.path in self.stages:
-                for name, value in _of_stage(self.stages[place.path]):
-                    yield f"{prefix}{name}", value
+            for name, value in _of_stage(place):
+                yield f"{prefix}{name}", value
+
+    def outputs_given(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return outputs of units, by the unit's key; ``given`` has the inputs of stages, by their names."""
+        places = {place.name: place for place in self._places.values() if place.is_stage}
+        values: dict[str, dict[str, Any]] = {}
+        for stage, inputs in given.items():
+            place = places[without_indices(stage)]
+            for name, value in inputs.items():
+                source = place.task.inputs.get(name) or place.task.artifacts.get(name)
+                found = [*self._sources(place.inside, source, is_unchanged=True)]
+                if len(found) == 1 and found[0][0] in self._paths:
+                    producer, output = self.by_path[found[0][0]], found[0][1]
+                    declared = producer.place.component.artifact_outputs.get(output)
+                    if isinstance(value, Artifact):
+                        metadata = {name: each for name, each in value.metadata.items() if name not in _OF_KFP}
+                        kind = declared if declared and declared.title else value.type
+                        value = dataclasses.replace(value, type=kind, metadata=metadata)
+                    values.setdefault(producer.key, {})[output] = value
+        return values
+
+    def made_by(
+        self, place: ScopedTask, output: str, *, inside_handlers: bool = False
+    ) -> Iterator[tuple[ScopedTask, str]]:
+        """Yield the tasks whose output an output of a task is: a stage, or one of each branch.
+
+        Args:
+            place: the task.
+            output: the output.
+            inside_handlers: whether to look only inside exit handlers.
+        """
+        dag = place.component.dag
+        if dag is None or (inside_handlers and not place.is_exit_handler):
+            yield place, output
+            return
+        selector = dag.outputs.get(output) or dag.artifacts.get(output)
+        for producer, name in selector.sources if selector else ():
+            inner = self._places[f"{place.path}/{producer}"]
+            yield from self.made_by(inner, name, inside_handlers=inside_handlers)
 
     def _unit(self, place: ScopedTask, stages: list[ScopedTask]) -> Unit:
         scope, task = place.scope.as_dag(), place.task
-        sources = [*task.inputs.items(), *task.artifacts.items()]
-        reads = [UnitRead(name, *found) for name, one in sources for found in self._sources(place.inside, one)]
+        reads: list[UnitRead] = []
+        imports: dict[str, ScopedTask] = {}
+        for name, source in (*task.inputs.items(), *task.artifacts.items()):
+            for found in self._sources(place.inside, source):
+                if found[0] in self._paths:
+                    reads.append(UnitRead(name, *found))
+                else:
+                    imports[name] = self._places[found[0]]
+                    reads += [read._replace(input=name) for read in self.importers[found[0]]]
         settings = self._units_of(place.inside, _tasks_in_settings(stages))
-        after, around = self._units_of(place.inside, task.depends_on), place.inside
-        while around is not None:
-            after += self._units_of(around.inside, around.task.depends_on)
-            around = around.inside
+        after = [path for around in place.around for path in self._units_of(around.inside, around.task.depends_on)]
         before = [self._places[_path(place.inside, name)] for name in task.depends_on if name in scope.tasks]
         return Unit(
             place,
             tuple(stages),
             (*reads, *(UnitRead("", path, "") for path in settings if path != place.path)),
+            imports,
             tuple(dict.fromkeys(after)),
-            task.runs_always and any(is_exit_handler(one.task, one.component) for one in before),
+            task.runs_always and any(one.is_exit_handler for one in before),
         )
 
     def _units_of(self, around: ScopedTask | None, tasks: Iterable[str]) -> list[str]:
@@ -210,19 +224,27 @@ class Units:
             found += [path] if path in self._paths else [one for one in self._paths if one.startswith(f"{path}/")]
         return found
 
-    def _sources(self, around: ScopedTask | None, source: Origin | None) -> Iterator[tuple[str, str]]:
-        """Yield the unit, and its output, from which an input of a scope's task comes; look through exit handlers."""
+    def _sources(
+        self, around: ScopedTask | None, source: Origin | None, *, is_unchanged: bool = False
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the tasks, by their paths, and the outputs from which an input of a scope's task comes.
+
+        Args:
+            around: the task around the scope.
+            source: that of the input.
+            is_unchanged: whether only those count whose value the input has, rather than an item or a field of it.
+        """
+        if is_unchanged and isinstance(source, (FromInput, FromTask)) and source.selector:
+            return
         if isinstance(source, FromTask):
             place = self._places[_path(around, source.task)]
-            if place.path in self._paths:
-                yield place.path, source.output
-                return
-            dag = place.component.as_dag()
-            selector = dag.outputs.get(source.output) or dag.artifacts.get(source.output)
-            for producer, output in selector.sources if selector else ():
-                yield from self._sources(place, FromTask(producer, output))
+            found = self.made_by(place, source.output, inside_handlers=True)
+            yield from ((one.path, output) for one, output in found)
         elif isinstance(source, FromInput) and around is not None:
-            yield from self._sources(around.inside, {**around.task.inputs, **around.task.artifacts}.get(source.name))
+            loop = around.task.loop
+            if not (is_unchanged and loop is not None and loop.item_input == source.name):
+                outer = around.task.inputs.get(source.name) or around.task.artifacts.get(source.name)
+                yield from self._sources(around.inside, outer, is_unchanged=is_unchanged)
 
 
 def _path(around: ScopedTask | None, task: str) -> str:
@@ -243,17 +265,11 @@ def _tasks_in_settings(places: list[ScopedTask]) -> list[str]:
     return found
 
 
-def _around(place: ScopedTask, unit: Unit) -> Iterator[ScopedTask]:
-    """Yield a stage and the tasks around it, up to the unit itself."""
-    around: ScopedTask | None = place
-    while around is not None:
-        yield around
-        around = None if around.path == unit.path else around.inside
-
-
-def _of_stage(stage: KnownStage) -> Iterator[tuple[str, Any]]:
-    facts = stage.facts
-    yield "image", stage.container.image
+def _of_stage(stage: ScopedTask) -> Iterator[tuple[str, Any]]:
+    container, facts = stage.component.container, stage.facts
+    if container is None:
+        return
+    yield "image", container.image
     if facts.is_own:
         # The programs around the application change with versions of this package.
         workspaces = [*filter(None, workspaces_in(facts.words))]  # of its replicas as well
@@ -263,10 +279,10 @@ def _of_stage(stage: KnownStage) -> Iterator[tuple[str, Any]]:
         if workspaces:
             yield CODE, workspace_digest(workspaces[0]) or workspaces[0]
         return
-    yield "command", stage.container.words
-    for name, value in stage.container.env:
+    yield "command", container.words
+    for name, value in container.env:
         yield f"variable {name}", value
-    for name, source in stage.place.task.inputs.items():
+    for name, source in stage.task.inputs.items():
         if name in stage.inputs and isinstance(source, (Constant, FromInput)):
             yield f"input {name}", stage.inputs[name]
 
@@ -297,7 +313,7 @@ class OutputLookup:
     A host does not tell the outputs of a task, but what each stage got, which includes what it read of others.
 
     Args:
-        pipeline: the pipeline of the new run.
+        units: the units of the new run.
         ends: how the stages of the earlier run ended, by their names.
         values: what stages of it were given: outputs by the unit's key.
         are_here: whether the earlier run and the new one are on this machine.
@@ -305,18 +321,18 @@ class OutputLookup:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        units: Units,
         ends: Mapping[str, StageResult],
         values: Mapping[str, Mapping[str, Any]],
         *,
         are_here: tuple[bool, bool],
     ) -> None:
-        self._pipeline, self._ends, self._values, self._are_here = pipeline, ends, values, are_here
+        self._units, self._values, self._are_here = units, values, are_here
         self._found: dict[tuple[str, str], Any] = {}
-        #: The indices of all executions, by the stage's name without them.
-        self._indices: dict[str, list[tuple[int, ...]]] = {}
-        for name in ends:
-            self._indices.setdefault(without_indices(name), []).append(indices_of(name))
+        #: The ends of all executions of a stage, by its name without indices, and by these.
+        self._executions: dict[str, dict[tuple[int, ...], StageResult]] = {}
+        for name, end in ends.items():
+            self._executions.setdefault(without_indices(name), {})[indices_of(name)] = end
 
     def get(self, unit: Unit, output: str) -> Any:
         """Return the value of an output of a unit.
@@ -327,9 +343,7 @@ class OutputLookup:
         key, given = (unit.path, output), self._values.get(unit.key, {})
         if key not in self._found:
             try:
-                known = output in given
-                value = given[output] if known else self._of_task(unit.place.task, StageNames(), output)[0]
-                self._found[key] = self._usable(value)
+                self._found[key] = self._usable(given[output] if output in given else self._of_unit(unit, output))
             except OutputNotKnownError as error:
                 self._found[key] = error
         if isinstance(self._found[key], OutputNotKnownError):
@@ -350,47 +364,38 @@ class OutputLookup:
             return value
         raise OutputNotKnownError("which contains '{{', and KFP would take that for a placeholder")
 
-    def _of_task(self, task: Task, names: StageNames, output: str) -> tuple[Any, bool]:
-        """Return the value, and whether it is a list that a loop has collected."""
-        component = self._pipeline.component_of(task)
-        if component.dag is None:
-            return self._of_stage(names.of(task.name), component, output), False
-        if task.loop is None:
-            return self._of_dag(component, names.inside(task), output)
-        values: list[Any] = []
-        for index in range(self._iterations(component, names)):
-            value, is_list = self._of_dag(component, names.inside_iteration(index), output)
-            values += value if is_list else [value]
-        return (ArtifactList(values) if values and isinstance(values[0], Artifact) else values), True
+    def _of_unit(self, unit: Unit, output: str) -> Any:
+        """Return what the stages made that make the output; for one inside of loops, the list of all iterations."""
+        made = [*self._units.made_by(unit.place, output)]
+        loop = next((one for place, _ in made for one in place.around if one.task.loop is not None), None)
+        if loop is None:
+            return self._of_iteration(made, ())
+        depth = loop.loops + 1
+        inside = [place.name for place in unit.stages if place.path.startswith(f"{loop.path}/")]
+        rounds = {indices[:depth] for name in inside for indices in self._executions.get(name, ())}
+        values = [self._of_iteration(made, indices) for indices in sorted(rounds)]
+        return ArtifactList(values) if values and isinstance(values[0], Artifact) else values
 
-    def _of_dag(self, component: Component, names: StageNames, output: str) -> tuple[Any, bool]:
-        dag = component.as_dag()
-        selector = dag.outputs.get(output) or dag.artifacts.get(output)
+    def _of_iteration(self, made: Iterable[tuple[ScopedTask, str]], indices: tuple[int, ...]) -> Any:
         errors: list[OutputNotKnownError] = []
-        for producer, name in selector.sources if selector else ():
+        for place, output in made:
             try:
-                return self._of_task(dag.tasks[producer], names, name)
+                return self._of_stage(place, indices, output)
             except OutputNotKnownError as error:
                 errors.append(error)
         # A branch that was not taken says nothing about the one that was.
         nothing = OutputNotKnownError("which it did not have")
         raise min(errors, key=lambda error: isinstance(error, _NotProducedError), default=nothing)
 
-    def _iterations(self, component: Component, names: StageNames) -> int:
-        around = indices_of(names.of(""))
-        inside = {without_indices(place.name) for place in walk(self._pipeline, component, names) if place.is_stage}
-        found = [indices for name in inside for indices in self._indices.get(name, ())]
-        own = [each for each in found if each[: len(around)] == around and len(each) > len(around)]
-        return max((each[len(around)] + 1 for each in own), default=0)
-
-    def _of_stage(self, name: str, component: Component, output: str) -> Any:
-        end = self._ends.get(name)
+    def _of_stage(self, place: ScopedTask, indices: tuple[int, ...], output: str) -> Any:
+        end = self._executions.get(place.name, {}).get(indices)
         if end is None or not end.state.is_success:
-            raise _NotProducedError(f"which {name} did not produce")
+            raise _NotProducedError(f"which {end.name if end is not None else place.name} did not produce")
         for made in (end.outputs, end.artifacts):
             if output in made:
                 return made[output]
         # On a host, outputs of tracked stages follow from their records.
+        component = place.component
         facts = component.facts
         if facts.stage and output == RUN_ID and end.run_id is not None and end.results is not None:
             return end.run_id
@@ -402,42 +407,3 @@ class OutputLookup:
                 raise OutputNotKnownError("which its results do not have") from None
         what = "place" if output in component.artifact_outputs else "value"
         raise OutputNotKnownError(f"whose {what} is not known: no other stage was given it")
-
-
-def values_given(units: Mapping[str, Unit], given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return outputs of units, by the unit's key; ``given`` has the inputs of stages, by their names."""
-    of_stage = {place.name: (unit, place) for unit in units.values() for place in unit.stages}
-    values: dict[str, dict[str, Any]] = {}
-    for stage, inputs in given.items():
-        unit, place = of_stage[without_indices(stage)]
-        for name, value in inputs.items():
-            reads = [read for read in unit.reads if read.input and read.input == _outer_input(unit, place, name)]
-            if len(reads) == 1:
-                producer, output = units[reads[0].producer], reads[0].output
-                declared = producer.place.component.artifact_outputs.get(output)
-                values.setdefault(producer.key, {})[output] = _as_made(value, declared)
-    return values
-
-
-def _as_made(value: Any, declared: ArtifactType | None) -> Any:
-    """Return an artifact with the type that its producer declares, and without what KFP adds to its metadata."""
-    if not isinstance(value, Artifact):
-        return value
-    metadata = {name: each for name, each in value.metadata.items() if name not in _OF_KFP}
-    return dataclasses.replace(value, type=declared if declared and declared.title else value.type, metadata=metadata)
-
-
-def _outer_input(unit: Unit, place: ScopedTask, name: str) -> str | None:
-    """Return the input of the unit that a stage inside gets as its own input, unchanged; None if it gets another."""
-    while True:
-        source = place.task.inputs.get(name) or place.task.artifacts.get(name)
-        if getattr(source, "selector", ""):
-            return None
-        if place.path == unit.path:
-            return name
-        around = place.inside
-        if not isinstance(source, FromInput) or around is None:
-            return None
-        if around.task.loop is not None and around.task.loop.item_input == source.name:
-            return None
-        place, name = around, source.name

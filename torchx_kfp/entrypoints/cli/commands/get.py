@@ -216,7 +216,7 @@ def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> s
     if stage is None and (url := record.arguments.get(WORKSPACE)):
         return str(url)
     pipeline = record.load()
-    stages = {each.place.name: each for each in known_stages(pipeline, complete_arguments(pipeline, record.arguments))}
+    stages = {each.name: each for each in known_stages(pipeline, complete_arguments(pipeline, record.arguments))}
     if stage is None:
         urls = {name: each.workspace for name, each in stages.items() if workspace_digest(each.workspace)}
         if len(set(urls.values())) == 1:
