@@ -26,7 +26,7 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, earlier_run, plan_resume
 from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
 from torchx_kfp.execution.runs.state import RunState
-from torchx_kfp.execution.runs.units import Units
+from torchx_kfp.execution.runs.units import OutputLookup, Units
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.local import Watch
 from torchx_kfp.local import run as run_here
@@ -66,26 +66,26 @@ def pipeline(image: str = "app:1", name: str = "table") -> Pipeline:
 
 
 PIPELINE = pipeline()
-DATA = Artifact("data", ArtifactType("system.Dataset"), "s3://bucket/data")
+DATA = Artifact("data", ArtifactType("system.Dataset", "0.0.1"), "s3://bucket/data")
 
 
 def earlier(
     states: Mapping[str, State] | None = None,
     *,
     here: bool = True,
-    values: Mapping[str, Mapping[str, Any]] | None = None,
+    is_told: bool = True,
     data: Any = DATA,
     text: str = "x",
     state: State = State.FAILED,
     **known: Any,
 ) -> EarlierRun:
-    """Return a run in which all but the last stage succeeded; ``states`` has others. On a host, less is known."""
+    """Return a run in which all but the last stage succeeded; ``states`` has others. A host may not tell outputs."""
     run_id = "table-1"
     found = dict.fromkeys(("prepare", "make", "branch"), State.SUCCEEDED) | {"take": State.FAILED}
     ends = {}
     for name, each in {**found, "train": State.NOT_RUN, **(states or {})}.items():
         tracked = {"run_id": f"{run_id}/{name}/1", "tracker_base": BASE, "results": {"rows": 5}}
-        own = {"outputs": {"out": text}, "artifacts": {"data": data}} if here and name == "make" else {}
+        own = {"outputs": {"out": text}, "artifacts": {"data": data}} if is_told and name == "make" else {}
         ends[name] = StageResult(name, name, each, **(tracked if name not in ("make", "take") else own))
     run = RunState()
     events = [RunStarted("table", run_id), *map(StageFinished, ends.values())]
@@ -96,8 +96,7 @@ def earlier(
     is_running = state is State.RUNNING
     folder = Path("/runs/table-1") if here else None
     record = RunRecord(run_id, "table", 0.0, (), run, is_running, lambda: PIPELINE, folder, arguments=ARGUMENTS)
-    given = {"make": {"out": text, "data": data}} if not here and values is None else values
-    return EarlierRun(record, PIPELINE, ends, given or {}, **known)
+    return EarlierRun(record, PIPELINE, ends, **known)
 
 
 def planned(run: EarlierRun, new: Pipeline = PIPELINE, to_here: bool = True, **options: Any) -> ResumePlan:
@@ -170,7 +169,7 @@ def test_stages_that_share_a_workspace_run_again_together(here: bool, to_here: b
 
 def test_what_only_some_pairs_have() -> None:
     # Nobody was given it, and a host does not tell it.
-    unknown = planned(earlier(here=False, values={}))
+    unknown = planned(earlier(here=False, is_told=False))
     assert {step.name: step.reason for step in unknown.running}["make"].endswith("no other stage was given it")
     # A file of this machine is out of the host's reach, and only then.
     file = Artifact("data", ArtifactType("system.Dataset"), "/runs/table-1/data")
@@ -222,25 +221,41 @@ def test_what_a_resumed_run_has_in_place_of_kept_stages_is_no_change() -> None:
 
 def test_what_stages_were_given_is_known_further_down_a_chain() -> None:
     """A host tells nothing else of what a stage without a tracker base has made."""
-    run = earlier(here=False)
-    plan = planned(run, to_here=False)
-    record = replace(run.record, load=lambda: plan.pipeline)
-    again = earlier_run(record, values={"prepare": {"rows": 5}})
-    assert again.values == {"prepare": {"rows": 5}, "make": {"out": "x", "data": DATA}}
-    assert set(again.kept) == {"prepare", "make", "branch"}
-    assert "make" in {step.name for step in planned(again, to_here=False).kept}
-    # From here, all is known; the run on the host shows less of what it has kept.
-    plan = planned(earlier(), to_here=False)
-    shown = {name: replace(end, artifacts={}, outputs={}) for name, end in earlier().ends.items()}
-    again = earlier_run(replace(run.record, load=lambda: plan.pipeline), ends=shown)
-    assert "make" in {step.name for step in planned(again, to_here=False).kept}
+    untold = earlier(here=False, is_told=False)
+    given = {"take": {"text": "x", "data": DATA}}
+    ends = OutputLookup(Units(PIPELINE, ARGUMENTS), untold.ends).with_given(given)
+    for run in (replace(untold, ends=ends), earlier()):
+        plan = planned(run, to_here=False)
+        again = earlier_run(replace(untold.record, load=lambda plan=plan: plan.pipeline), ends=untold.ends)
+        assert (again.ends["make"].outputs, again.ends["make"].artifacts) == ({"out": "x"}, {"data": DATA})
+        assert set(again.kept) == {"prepare", "make", "branch"}
+        assert "make" in {step.name for step in planned(again, to_here=False).kept}
+
+
+def test_a_list_that_a_stage_was_given_tells_the_outputs_of_all_iterations() -> None:
+    @dsl.component(base_image="python:3.11")
+    def count(texts: list): ...
+
+    @dsl.pipeline(name="table")
+    def looped():
+        with dsl.ParallelFor([1, 2]):
+            made = make(text="x")
+        count(texts=dsl.Collected(made.outputs["out"]))
+
+    ends = {name: StageResult(name, "make", State.SUCCEEDED) for name in ("make[1]", "make[0]")}
+    lookup = OutputLookup(Units(load_pipeline(looped), {}), ends)
+    told = lookup.with_given({"count": {"texts": ["a", "b"]}})
+    assert {name: end.outputs for name, end in told.items()} == {"make[0]": {"out": "a"}, "make[1]": {"out": "b"}}
+    assert lookup.with_given({"count": {"texts": ["a"]}}) == ends, "another run's"
 
 
 def test_an_artifact_that_is_handed_on_has_a_type_and_its_own_metadata() -> None:
     """A driver tells neither the type that the producer declares, nor which metadata is KFP's."""
     metadata = {"x": 3, "store_session_info": "{}", "display_name": "data"}
     given = Artifact("data", ArtifactType("system.Artifact"), "s3://bucket/data", metadata)
-    made = Units(PIPELINE, ARGUMENTS).outputs_given({"take": {"text": "x", "data": given}})["make"]["data"]
+    lookup = OutputLookup(Units(PIPELINE, ARGUMENTS), earlier(is_told=False).ends)
+    made = lookup.with_given({"take": {"text": "x", "data": given}})["make"].artifacts["data"]
+    assert isinstance(made, Artifact)
     assert (made.type.title, made.metadata) == ("system.Dataset", {"x": 3})
 
 

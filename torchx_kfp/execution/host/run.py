@@ -43,7 +43,7 @@ from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.source import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.state import RunState, outline
-from torchx_kfp.execution.runs.units import Units
+from torchx_kfp.execution.runs.units import OutputLookup, Units
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal
 
@@ -259,7 +259,6 @@ class HostRun(ReadableRun):
         record = self.read()
         given: dict[str, dict[str, Any]] = {}
         ends = {end.name: end for end in record.run.ends}
-        values: dict[str, dict[str, Any]] = {}
         if self._pipeline is not None:
             pipeline = whole_pipeline(self._pipeline.pipeline)
             components = {place.name: place.component for place in walk(pipeline) if place.is_stage}
@@ -268,21 +267,18 @@ class HostRun(ReadableRun):
                 with contextlib.suppress(ValueError):  # of another version of KFP
                     if component is not None and (spec := self._nodes.pod_spec(driver)) is not None:
                         given[stage] = spec.inputs(component)
-            values = Units(pipeline, self._pipeline.arguments).outputs_given(given)
-            ends |= self._with_run_ids(self._pipeline.tracked, ends, values)
-        return earlier_run(record, trusted_bases=self._trusted_bases, ends=ends, values=values)
+            ends = OutputLookup(Units(pipeline, self._pipeline.arguments), ends).with_given(given)
+            ends |= self._with_run_ids(self._pipeline.tracked, ends)
+        return earlier_run(record, trusted_bases=self._trusted_bases, ends=ends)
 
     def _with_run_ids(
-        self,
-        tracked: Mapping[str, ScopedTask],
-        ends: Mapping[str, StageResult],
-        values: Mapping[str, Mapping[str, Any]],
+        self, tracked: Mapping[str, ScopedTask], ends: Mapping[str, StageResult]
     ) -> dict[str, StageResult]:
         """Return the ends of stages whose run ids were given to others: only that tells those of cached stages."""
         found = {
-            name: dataclasses.replace(end, run_id=values[name][RUN_ID], tracker_base=tracked[name].tracker_base)
+            name: dataclasses.replace(end, run_id=end.outputs[RUN_ID], tracker_base=tracked[name].tracker_base)
             for name, end in ends.items()
-            if name in tracked and end.state.is_success and isinstance(values.get(name, {}).get(RUN_ID), str)
+            if name in tracked and end.state.is_success and isinstance(end.outputs.get(RUN_ID), str)
         }
         results = self._results_of(end for end in found.values() if end.results is None)
         return {

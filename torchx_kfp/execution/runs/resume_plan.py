@@ -48,7 +48,6 @@ class EarlierRun:
         record: the run.
         pipeline: its whole pipeline, also if it was resumed itself.
         ends: how its stages ended, by their names, with those that it had kept itself.
-        values: outputs of units that its stages were given, by the unit's key.
         kept: the names of the stages that it had kept itself.
         gone: why results of stages are not there any more, as clauses by the stages' names.
         unreadable: the tracker bases that cannot be read here, and why.
@@ -57,7 +56,6 @@ class EarlierRun:
     record: RunRecord
     pipeline: Pipeline
     ends: Mapping[str, StageResult]
-    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kept: Collection[str] = ()
     gone: Mapping[str, str] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +112,6 @@ def earlier_run(
     *,
     trusted_bases: Collection[str] = (),
     ends: Mapping[str, StageResult] | None = None,
-    values: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> EarlierRun:
     """Return what is known of a run that is to be resumed.
 
@@ -122,7 +119,6 @@ def earlier_run(
         record: the run.
         trusted_bases: the tracker bases that the user has named.
         ends: how its stages ended, if more is known of that than the record has.
-        values: outputs that its stages were given: see ``EarlierRun``.
 
     Raises:
         ArgumentError: the run's pipeline is not recorded.
@@ -132,15 +128,12 @@ def earlier_run(
     except PipelineFileError as error:
         raise ArgumentError(f"The run {record.run_id} cannot be resumed: {error}") from None
     taken = read_record(own.description)
-    known: dict[str, dict[str, Any]] = {}
-    for unit, outputs in [*(taken.values.items() if taken is not None else ()), *(values or {}).items()]:
-        known.setdefault(unit, {}).update(outputs)
     found = {end.name: end for end in record.run.ends} if ends is None else ends
     kept = {end.name: end for end in taken.ends} if taken is not None else {}
     # A folder may have been moved, with logs; of a run on a host, not all that the record has is shown.
     found = {**kept, **found} if record.folder is not None else {**found, **kept}
     gone, unreadable = _what_is_gone(record, [end for end in found.values() if end.state.is_success], trusted_bases)
-    return EarlierRun(record, whole_pipeline(own), found, known, kept.keys(), gone, unreadable)
+    return EarlierRun(record, whole_pipeline(own), found, kept.keys(), gone, unreadable)
 
 
 def _what_is_gone(
@@ -322,12 +315,9 @@ class _Planner:
         is_same = pipeline is earlier.pipeline and arguments == earlier.record.arguments
         self._then = then = now if is_same else Units(earlier.pipeline, earlier.record.arguments)
         self._before = {unit.key: unit for unit in then.by_path.values()}
-        self._executions: dict[str, list[StageResult]] = {}
-        for end in earlier.ends.values():
-            self._executions.setdefault(without_indices(end.name), []).append(end)
         self._names = then.stage_names
         places = earlier.record.folder is not None, is_here
-        self._outputs = OutputLookup(now, earlier.ends, earlier.values, are_here=places)
+        self._outputs = OutputLookup(now, earlier.ends, are_here=places)
         self._readers: dict[str, list[Unit]] = {}
         self._followers: dict[str, list[Unit]] = {}
         for unit in self._units.values():
@@ -408,7 +398,7 @@ class _Planner:
         return any(WORKSPACE in text for text in texts)
 
     def _ends(self, unit: Unit) -> list[StageResult]:
-        return [end for name in unit.names for end in self._executions.get(name, ())]
+        return [end for name in unit.names for end in self._outputs.executions.get(name, {}).values()]
 
     def _reason(self, unit: Unit) -> str:
         """Return why a unit runs whatever the others do; empty if it may be kept."""
@@ -443,7 +433,7 @@ class _Planner:
         run = self._earlier.record.run
         is_whole = run.state in (State.SUCCEEDED, State.FAILED)
         for place in () if any(end.name in self._earlier.kept for end in self._ends(unit)) else unit.stages:
-            found = len(self._executions.get(place.name, ()))
+            found = len(self._outputs.executions.get(place.name, ()))
             task = run.tasks.get(place.name)
             expected = task.expected if task is not None else 0
             # A branch that was not taken has an end as well, and so has each stage of a run that is over.
@@ -501,7 +491,6 @@ class _Planner:
         record = ResumeRecord(
             run_id,
             tuple(self._taken(end, has_files=has_files) for unit in kept.values() for end in self._ends(unit)),
-            {key: self._earlier.values[key] for unit in kept.values() if (key := unit.key) in self._earlier.values},
             parameters_of(outputs),  # artifacts stay outputs of the new pipeline
         )
         return ResumePlan(
@@ -542,8 +531,9 @@ class _Planner:
                 for place in unit.stages:
                     is_changed = any(change.startswith(f"{place.name}: ") for change in changes)
                     if not (is_changed or place.task.runs_always or self._uses_workspace(place)):
-                        ends = (end for end in self._executions.get(place.name, ()) if not self._why_not_kept(end))
-                        found.update((end.name, self._taken(end, has_files=True)) for end in ends)
+                        for end in self._outputs.executions.get(place.name, {}).values():
+                            if not self._why_not_kept(end):
+                                found[end.name] = self._taken(end, has_files=True)
         return found
 
     def _step(self, unit: Unit) -> Step:

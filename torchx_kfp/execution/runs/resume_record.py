@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.errors import PipelineFileError
-from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode
@@ -39,14 +38,12 @@ class ResumeRecord:
     Attributes:
         resumes: the id of the run that it continues.
         ends: how the stages that were kept had ended; ``cached_from`` is the run in which each of them ran.
-        values: outputs of kept units that do not follow from ``ends``, by the unit's key.
         outputs: outputs of the pipeline itself that kept stages have made.
         text: the whole pipeline, as JSON.
     """
 
     resumes: str
     ends: tuple[StageResult, ...] = ()
-    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     outputs: Mapping[str, Any] = field(default_factory=dict)
     text: str = field(default="", repr=False)
 
@@ -59,7 +56,6 @@ class ResumeRecord:
         content = {
             "version": VERSION,
             "stages": [*map(_encode, self.ends)],
-            "units": [_encode(_as_result(key, values)) for key, values in self.values.items()],
             "outputs": dict(self.outputs),
             "pipeline": self.text,
         }
@@ -85,7 +81,6 @@ def read_record(description: str) -> ResumeRecord | None:
         return ResumeRecord(
             resumes=resumes,
             ends=tuple(end for end in map(_decode, content["stages"]) if end.state in _KEPT and end.cached_from),
-            values={unit.name: {**unit.outputs, **unit.artifacts} for unit in map(_decode, content["units"])},
             outputs=dict(content["outputs"]),
             text=str(content["pipeline"]),
         )
@@ -100,11 +95,6 @@ def whole_pipeline(pipeline: Pipeline) -> Pipeline:
         return pipeline if record is None else pipeline_from_text(record.text)
     except PipelineFileError:  # the record may be anybody's
         return pipeline
-
-
-def _as_result(unit: str, values: Mapping[str, Any]) -> StageResult:
-    artifacts = {name: value for name, value in values.items() if is_artifact(value)}
-    return StageResult(unit, unit, State.SUCCEEDED, outputs=parameters_of(values), artifacts=artifacts)
 
 
 def _encode(result: StageResult) -> dict[str, Any]:

@@ -121,6 +121,10 @@ class Units:
         }
 
     @functools.cached_property
+    def _stages(self) -> dict[str, ScopedTask]:
+        return {place.name: place for place in self._places.values() if place.is_stage}
+
+    @functools.cached_property
     def stage_names(self) -> frozenset[str]:
         """The names of all stages, without those for which nothing runs."""
         return frozenset(name for unit in self.by_path.values() for name in unit.names)
@@ -156,24 +160,12 @@ class Units:
             for name, value in _of_stage(place):
                 yield f"{prefix}{name}", value
 
-    def outputs_given(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return outputs of units, by the unit's key; ``given`` has the inputs of stages, by their names."""
-        places = {place.name: place for place in self._places.values() if place.is_stage}
-        values: dict[str, dict[str, Any]] = {}
-        for stage, inputs in given.items():
-            place = places[without_indices(stage)]
-            for name, value in inputs.items():
-                source = place.task.inputs.get(name) or place.task.artifacts.get(name)
-                found = [*self._sources(place.inside, source, is_unchanged=True)]
-                if len(found) == 1 and found[0][0] in self._paths:
-                    producer, output = self.by_path[found[0][0]], found[0][1]
-                    declared = producer.place.component.artifact_outputs.get(output)
-                    if isinstance(value, Artifact):
-                        metadata = {name: each for name, each in value.metadata.items() if name not in _OF_KFP}
-                        kind = declared if declared and declared.title else value.type
-                        value = dataclasses.replace(value, type=kind, metadata=metadata)
-                    values.setdefault(producer.key, {})[output] = value
-        return values
+    def origins(self, stage: str, name: str) -> list[tuple[Unit, str]]:
+        """Return the units, and their outputs, whose value an input of a stage has."""
+        place = self._stages[stage]
+        source = place.task.inputs.get(name) or place.task.artifacts.get(name)
+        found = self._sources(place.inside, source, is_unchanged=True)
+        return [(self.by_path[path], output) for path, output in found if path in self._paths]
 
     def made_by(
         self, place: ScopedTask, output: str, *, inside_handlers: bool = False
@@ -310,29 +302,40 @@ class _NotProducedError(OutputNotKnownError):
 class OutputLookup:
     """The outputs of units in an earlier run, as far as they are known.
 
-    A host does not tell the outputs of a task, but what each stage got, which includes what it read of others.
-
     Args:
         units: the units of the new run.
         ends: how the stages of the earlier run ended, by their names.
-        values: what stages of it were given: outputs by the unit's key.
         are_here: whether the earlier run and the new one are on this machine.
     """
 
     def __init__(
-        self,
-        units: Units,
-        ends: Mapping[str, StageResult],
-        values: Mapping[str, Mapping[str, Any]],
-        *,
-        are_here: tuple[bool, bool],
+        self, units: Units, ends: Mapping[str, StageResult], *, are_here: tuple[bool, bool] = (False, False)
     ) -> None:
-        self._units, self._values, self._are_here = units, values, are_here
+        self._units, self._ends, self._are_here = units, ends, are_here
         self._found: dict[tuple[str, str], Any] = {}
         #: The ends of all executions of a stage, by its name without indices, and by these.
-        self._executions: dict[str, dict[tuple[int, ...], StageResult]] = {}
+        self.executions: dict[str, dict[tuple[int, ...], StageResult]] = {}
         for name, end in ends.items():
-            self._executions.setdefault(without_indices(name), {})[indices_of(name)] = end
+            self.executions.setdefault(without_indices(name), {})[indices_of(name)] = end
+
+    def with_given(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, StageResult]:
+        """Return the ends with outputs that other stages were given: a host does not tell those of a task.
+
+        Args:
+            given: the inputs of stages, by the stages' names.
+        """
+        found = dict(self._ends)
+        for stage, inputs in given.items():
+            for name, value in inputs.items():
+                origins = self._units.origins(without_indices(stage), name)
+                rounds, made = self._iterations(*origins[0]) if len(origins) == 1 else ([], [])
+                values = value if rounds != [()] and isinstance(value, list) else [value]
+                for indices, each in zip(rounds, values, strict=False) if len(values) == len(rounds) else ():
+                    for place, output in made:
+                        end = self.executions.get(place.name, {}).get(indices)
+                        if end is not None and end.state.is_success:
+                            found[end.name] = _with_output(found[end.name], place, output, each)
+        return found
 
     def get(self, unit: Unit, output: str) -> Any:
         """Return the value of an output of a unit.
@@ -340,10 +343,10 @@ class OutputLookup:
         Raises:
             OutputNotKnownError: it is not known, or a pipeline cannot contain it.
         """
-        key, given = (unit.path, output), self._values.get(unit.key, {})
+        key = (unit.path, output)
         if key not in self._found:
             try:
-                self._found[key] = self._usable(given[output] if output in given else self._of_unit(unit, output))
+                self._found[key] = self._usable(self._of_unit(unit, output))
             except OutputNotKnownError as error:
                 self._found[key] = error
         if isinstance(self._found[key], OutputNotKnownError):
@@ -365,16 +368,21 @@ class OutputLookup:
         raise OutputNotKnownError("which contains '{{', and KFP would take that for a placeholder")
 
     def _of_unit(self, unit: Unit, output: str) -> Any:
-        """Return what the stages made that make the output; for one inside of loops, the list of all iterations."""
+        rounds, made = self._iterations(unit, output)
+        if rounds == [()]:
+            return self._of_iteration(made, ())
+        values = [self._of_iteration(made, indices) for indices in rounds]
+        return ArtifactList(values) if values and isinstance(values[0], Artifact) else values
+
+    def _iterations(self, unit: Unit, output: str) -> tuple[list[tuple[int, ...]], list[tuple[ScopedTask, str]]]:
+        """Return the iterations of the loops around the stages that make an output of a unit, and these stages."""
         made = [*self._units.made_by(unit.place, output)]
         loop = next((one for place, _ in made for one in place.around if one.task.loop is not None), None)
         if loop is None:
-            return self._of_iteration(made, ())
-        depth = loop.loops + 1
+            return [()], made
         inside = [place.name for place in unit.stages if place.path.startswith(f"{loop.path}/")]
-        rounds = {indices[:depth] for name in inside for indices in self._executions.get(name, ())}
-        values = [self._of_iteration(made, indices) for indices in sorted(rounds)]
-        return ArtifactList(values) if values and isinstance(values[0], Artifact) else values
+        rounds = {indices[: loop.loops + 1] for name in inside for indices in self.executions.get(name, ())}
+        return sorted(rounds), made
 
     def _of_iteration(self, made: Iterable[tuple[ScopedTask, str]], indices: tuple[int, ...]) -> Any:
         errors: list[OutputNotKnownError] = []
@@ -388,7 +396,7 @@ class OutputLookup:
         raise min(errors, key=lambda error: isinstance(error, _NotProducedError), default=nothing)
 
     def _of_stage(self, place: ScopedTask, indices: tuple[int, ...], output: str) -> Any:
-        end = self._executions.get(place.name, {}).get(indices)
+        end = self.executions.get(place.name, {}).get(indices)
         if end is None or not end.state.is_success:
             raise _NotProducedError(f"which {end.name if end is not None else place.name} did not produce")
         for made in (end.outputs, end.artifacts):
@@ -407,3 +415,14 @@ class OutputLookup:
                 raise OutputNotKnownError("which its results do not have") from None
         what = "place" if output in component.artifact_outputs else "value"
         raise OutputNotKnownError(f"whose {what} is not known: no other stage was given it")
+
+
+def _with_output(end: StageResult, place: ScopedTask, output: str, value: Any) -> StageResult:
+    """Return the end with an output, whose artifact has the declared type, and not what KFP adds to its metadata."""
+    if not isinstance(value, Artifact):
+        return dataclasses.replace(end, outputs={**end.outputs, output: value})
+    declared = place.component.artifact_outputs.get(output)
+    metadata = {name: each for name, each in value.metadata.items() if name not in _OF_KFP}
+    kind = declared if declared is not None and declared.title else value.type
+    made = dataclasses.replace(value, type=kind, metadata=metadata)
+    return dataclasses.replace(end, artifacts={**end.artifacts, output: made})
