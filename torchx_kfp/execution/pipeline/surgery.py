@@ -9,7 +9,6 @@ and nested pipelines can only be taken out with the whole group.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import re
@@ -107,7 +106,7 @@ class _Surgery:
             if path in self._kept:
                 rest.take(name, self._kept[path])
             elif any(other.startswith(f"{path}/") for other in self._kept):
-                inner = self._own_component(task)
+                inner = self._components[task["componentRef"]["name"]]  # no other task has that of an exit handler
                 rest.known[name] = self._cut(inner, f"{path}/")
                 if not inner["dag"]["tasks"]:  # an exit handler around nothing
                     rest.take(name, rest.known[name])
@@ -115,15 +114,6 @@ class _Surgery:
         for name, task in [*dag["tasks"].items()]:
             rest.rewire(name, task)
         return rest.reduce_outputs(component, is_whole=is_whole)
-
-    def _own_component(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of the task's component that no other task uses."""
-        name = task["componentRef"]["name"]
-        own = self.free(f"{name}-rest")
-        task["componentRef"] = {"name": own}
-        self._components[own] = copy.deepcopy(self._components[name])
-        component: dict[str, Any] = self._components[own]
-        return component
 
     def free(self, name: str) -> str:
         """Return a name for a component or an executor that is not taken."""

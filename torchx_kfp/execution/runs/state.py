@@ -7,7 +7,7 @@ from the local runner, from a run's folder, or from a backend that is polled.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -168,31 +168,14 @@ class TaskState:
     path: str
     looped: bool = False
     stages: dict[str, StageState] = field(default_factory=dict)
-    #: The same stages, by their states, each with the latest last.
-    by_state: defaultdict[State, dict[str, StageState]] = field(default_factory=lambda: defaultdict(dict))
     started_at: float | None = None
     ended_at: float = 0.0
     #: The number of stages that the loops that have begun will have.
     expected: int = 0
 
-    def move(self, stage: StageState, state: State) -> None:
-        """Put a stage into a state."""
-        self.by_state[stage.state].pop(stage.name, None)
-        stage.state = state
-        self.stages[stage.name] = self.by_state[state][stage.name] = stage
-
-    def remove(self, stage: StageState) -> None:
-        """Remove a stage."""
-        del self.stages[stage.name], self.by_state[stage.state][stage.name]
-
-    @property
-    def active(self) -> list[StageState]:
-        """The active stages."""
-        return [*self.by_state[State.RUNNING].values(), *self.by_state[State.RETRYING].values()]
-
     def counts(self, unheard: State | None) -> Counter[State]:
         """Return the number of stages in each state; stages without an event count as ``unheard``."""
-        counts = Counter({state: len(stages) for state, stages in self.by_state.items()})
+        counts = Counter(stage.state for stage in self.stages.values())
         if unheard is not None:
             counts[unheard] += max(0, self.expected - len(self.stages)) if self.stages or self.expected else 1
         return counts
@@ -386,9 +369,9 @@ class RunState:
                 task = self._task(stage.name)
                 if stage.state is State.NOT_RUN and not stage.attempts:
                     # It may get other names: a loop that had not begun had no indices.
-                    task.remove(self.by_name.pop(stage.name))
+                    del task.stages[stage.name], self.by_name[stage.name]
                 elif not stage.state.is_success:
-                    task.move(stage, State.WAITING)
+                    stage.state = State.WAITING
         self.first = self.first or event
         self.started, self.ending, self.finished, self._is_lost = event, None, None, False
         self.sessions.append(Session(event.time, event.time))
@@ -396,7 +379,7 @@ class RunState:
     def _abandon(self, state: State) -> None:
         for stage in self.by_name.values():
             if not stage.state.is_over:
-                self._task(stage.name).move(stage, stage.abandoned(state))
+                stage.state = stage.abandoned(state)
                 stage.end_attempt(state, None)
 
     def _task(self, stage: str) -> TaskState:
@@ -410,6 +393,6 @@ class RunState:
         of = self._task(name)
         of.looped |= name != of.path
         if name not in self.by_name:
-            self.by_name[name] = StageState(name, task or of.path.rpartition("/")[2])
-        of.move(self.by_name[name], state)
+            self.by_name[name] = of.stages[name] = StageState(name, task or of.path.rpartition("/")[2])
+        self.by_name[name].state = state
         return self.by_name[name]

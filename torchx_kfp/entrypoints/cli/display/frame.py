@@ -146,13 +146,14 @@ def _rows(run: RunState, tails: Tails, now: float, has_bars: bool) -> Iterator[_
             continue
         state = state_of_all(counts)
         row = _Row(task.path, state, partial(_several, counts, has_bars), min(map(_rank, counts)), counts=counts)
+        active = [stage for stage in task.stages.values() if stage.state.is_active]
         if task.started_at is not None:
-            is_active = bool(task.active)
-            row.time = duration((now if is_active else task.ended_at) - task.started_at, whole=is_active)
+            row.time = duration((now if active else task.ended_at) - task.started_at, whole=bool(active))
         yield row
-        stuck = [stage for stage in task.by_state[State.QUEUED].values() if stage.is_stuck]
-        failed = list(task.by_state[State.FAILED].values())
-        for stage in (*task.active, *stuck[:_FAILED], *failed[-_FAILED:]):
+        stuck = [stage for stage in task.stages.values() if stage.is_stuck]
+        failed = [stage for stage in task.stages.values() if stage.state is State.FAILED]
+        failed.sort(key=lambda stage: stage.ended_at)
+        for stage in (*active, *stuck[:_FAILED], *failed[-_FAILED:]):
             inner = _stage_row(tails, stage, now, {})
             inner.is_iteration = True
             yield inner
