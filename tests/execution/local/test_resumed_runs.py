@@ -35,7 +35,7 @@ def test_each_kind_of_task(runs: Runs) -> None:
     runs.mend()
     plan = plan_run(everything(), {"folder": str(runs.folder)}, resume=failed)
     assert str(plan).splitlines()[0] == f"Resumes {failed.run_id}: 8 kept, 5 to run."
-    assert str(plan).endswith("It runs without the cache.")
+    assert str(plan).endswith("Run without the cache: tell.")
     components.load_component_from_text(plan.pipeline.text)
     # A stage that is kept may be named as one for a container: the resumed run may have been started so.
     assert choose_containers(plan.pipeline, ["items", "load"]).names == {"load"}
@@ -67,7 +67,7 @@ def test_conditions_are_evaluated_again_on_what_is_kept(runs: Runs) -> None:
     assert made(resumed) == made(runs.run(everything(), {"text": "other"}))
     assert resumed["stage-4"].outputs == {"out": "f(no)"}
     plan = plan_run(everything(), {"folder": str(runs.folder)}, resume=failed, from_stages=["inner"])
-    assert "It runs without the cache." in str(plan)
+    assert "Run without the cache: inner" in str(plan)
 
 
 def test_groups_that_would_be_others_run(runs: Runs) -> None:

@@ -204,8 +204,8 @@ def test_changes_are_named_and_kept_unless_the_user_starts_from_them() -> None:
     }
     # No cache answers for what the user wants to run.
     cached = {place.name: place.task.caches for place in walk(anew.pipeline) if place.is_stage}
-    assert cached == {"prepare": False, "branch": False, "kept-make-data": False, "take": False, "train": False}
-    assert "It runs without the cache." in str(anew)
+    assert cached == {"prepare": False, "branch": False, "kept-make-data": False, "take": True, "train": False}
+    assert "Run without the cache: prepare, branch, train." in str(anew)
 
 
 def test_what_a_resumed_run_has_in_place_of_kept_stages_is_no_change() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -43,7 +43,7 @@ def without_tasks(
     run_id: str,
     describe: Callable[[str], str],
     *,
-    uncached: bool = False,
+    uncached: Iterable[str] = (),
 ) -> Pipeline:
     """Return the pipeline without some of its tasks.
 
@@ -54,15 +54,19 @@ def without_tasks(
         kept: the outputs of the tasks to take out, by their paths.
         run_id: the run in which they have succeeded.
         describe: returns the description of the new pipeline, given the whole one as text.
-        uncached: whether no cache may answer for any task.
+        uncached: the tasks that no cache may answer, by their paths, with all tasks inside.
 
     Raises:
         ValueError: a remaining task reads an output that is not known; the message names both.
     """
     spec, platform = pipeline.copy_documents()
-    for component in (spec["root"], *spec.get("components", {}).values()) if uncached else ():
-        for task in component.get("dag", {}).get("tasks", {}).values():
-            task["cachingOptions"] = {}
+    components = spec.get("components", {})
+    for path in uncached:
+        task, inside = {}, spec["root"]
+        for name in path.split("/"):
+            task = inside["dag"]["tasks"][name]
+            inside = components[task["componentRef"]["name"]]
+        _turn_cache_off(task, components)
     parts = {"pipelineSpec": spec, **({"platformSpec": platform} if platform else {})}
     description = describe(json.dumps({"kind": "PipelineVersion", "spec": parts}))
     _Surgery(spec, kept, run_id).operate()
@@ -81,6 +85,12 @@ def with_specs(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
     return dataclasses.replace(
         read_pipeline(spec, platform.get("platforms", {}).get("kubernetes", {})), text=text, documents=(spec, platform)
     )
+
+
+def _turn_cache_off(task: dict[str, Any], components: Mapping[str, Any]) -> None:
+    task["cachingOptions"] = {}
+    for inner in components[task["componentRef"]["name"]].get("dag", {}).get("tasks", {}).values():
+        _turn_cache_off(inner, components)
 
 
 class _Surgery:

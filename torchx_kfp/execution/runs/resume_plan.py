@@ -484,8 +484,8 @@ class _Planner:
                     needed.setdefault(read.producer, set()).add(read.output)
                 except OutputNotKnownError as error:
                     notes.append(f"The run's output {name!r} is left out: {error}.")
-        if self._anew and any(place.task.caches for unit in running for place in unit.stages):
-            notes.append("It runs without the cache.")
+        if cached := [unit.name for unit in self._anew.values() if any(place.task.caches for place in unit.stages)]:
+            notes.append(f"Run without the cache: {listed(cached, _NAMED)}.")
         # A run on a host has copies of the logs for a while, and other files of its own.
         has_files = self._is_here and folder is not None
         record = ResumeRecord(
@@ -505,7 +505,7 @@ class _Planner:
                 },
                 run_id,
                 lambda text: dataclasses.replace(record, text=text).describe(self._pipeline.description),
-                uncached=bool(self._anew),
+                uncached=self._anew,
             ),
             arguments=arguments,
             dropped=tuple(sorted(self._names - self._now.stage_names)),
