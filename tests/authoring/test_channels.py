@@ -161,17 +161,6 @@ def test_text_that_only_resembles_a_channel_is_legal() -> None:
     compile_pipeline(pipeline)
 
 
-@pytest.mark.parametrize("name", ["import", "self", "None", "__class__", "match", "tracker_base", "run_id"])
-def test_names_that_python_keeps(name: str) -> None:
-    def pipeline(tracker_base: str) -> None:
-        first = task_from_app(make_app(name), tracker_base=tracker_base)
-        task_from_app(make_app("second"), tracker_base=tracker_base, reads=first)
-
-    spec, _ = load(compile_pipeline(pipeline))
-    inputs = spec["root"]["dag"]["tasks"]["second"]["inputs"]["parameters"]
-    assert inputs["stage"] == {"runtimeValue": {"constant": f"second|{name}"}}
-
-
 def test_a_channel_as_entrypoint_may_hold_an_equals_sign_in_a_tracked_stage() -> None:
     def tracked(program: str = "sh") -> None:
         task_from_app(make_app(entrypoint=f"/opt/a=b/{program}"), tracker_base="/tmp")

@@ -101,14 +101,6 @@ def test_the_engines_of_the_tests_change_what_is_escaped(word: str) -> None:
     assert arrived != word or (word.startswith(("{{", "\\")) and "{{" in word)
 
 
-@pytest.mark.parametrize("tracked", [True, False])
-def test_commands_hold_nothing_that_engines_rewrite(tmp_path: Path, tracked: bool) -> None:
-    options = {"reads": {"a": "r/a/1"}, "results": {"x": float}} if tracked else {}
-    command = stage_container(tmp_path, tracked=tracked, args=HOSTILE, options=options).command
-    known = {str(number): "x" for number in range(10)}
-    assert [word for word in command if kubelet(argo(word), known) != word] == []
-
-
 @pytest.mark.versions
 def test_an_untracked_stage_runs_exactly_the_command() -> None:
     """Variables are part of it: KFP's cache key covers the command, but not a container's variables."""

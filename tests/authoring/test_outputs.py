@@ -11,6 +11,7 @@ from kfp import dsl
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, compile_stage, load, make_app
 from tests.authoring.kfp_engines import container_of, containers
+from tests.contract.carried.published import Stage
 from torchx_kfp import component_from_app, task_from_app
 
 pytestmark = pytest.mark.versions
@@ -108,33 +109,11 @@ def test_an_input_of_a_task_makes_room_for_an_output() -> None:
 # The command
 
 
-def with_python(shells: Path | None) -> dict[str, str]:
-    """Return an environment in which ``sh`` is one of these, and ``python3`` is the interpreter of the tests."""
-    folders = [*([str(shells)] if shells else []), str(Path(sys.executable).parent), os.environ["PATH"]]
-    return {"PATH": ":".join(folders)}
-
-
-def executed(tmp: Path, compiled: str, shells: Path | None = None, name: str = "train") -> Any:
-    container = container_of(
-        compiled,
-        name,
-        inputs={"tracker_base": str(tmp / "results")},
-        outputs={"run_id": str(tmp / "out" / "run_id"), "accuracy": str(tmp / "out" / "accuracy")},
-        artifacts={
-            output: str(tmp / "out" / output) for output in definitions(compiled, f"comp-{name}").get("artifacts", {})
-        },
-        environ=with_python(shells),
-    )
-    return container.run()
-
-
 def test_words_reach_an_application_that_publishes_byte_for_byte(shells: Path, tmp_path: Path) -> None:
     words = [*HOSTILE, *PLAIN, *["a"] * 100]
-    app = make_app("train", entrypoint="printf", args=["%s\\0", *words], env={"A": "$(HOME)"})
-    done = executed(tmp_path, compile_stage(app, results={}, artifacts={}), shells)
-    assert done.stderr == b""
+    done = Stage(tmp_path, artifacts={}).run("printf", "%s\\0", *words, env=with_shell(shells), text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"".join(word.encode() + b"\0" for word in words)
-    assert done.returncode == 0
 
 
 @pytest.mark.usual
@@ -144,20 +123,15 @@ def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:
         "import json, sys; from torchx_kfp.tracking import current_run;"
         " current_run().put(dict.fromkeys(json.loads(sys.argv[1]), 0.5))"
     )
+    stage = Stage(tmp_path, results=dict.fromkeys(names, float))
+    done = stage.run("python3", "-c", record, json.dumps(names), env=with_shell(shells))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {*stage.outputs().values()} == {"0.5"}
 
-    app = make_app("train", entrypoint="python3", args=["-c", record, json.dumps(names)])
-    compiled = compile_stage(app, results=dict.fromkeys(names, float))
-    outputs = {name: str(tmp_path / "out" / name) for name in definitions(compiled)["parameters"]}
-    done = container_of(
-        compiled,
-        "train",
-        inputs={"tracker_base": str(tmp_path / "results")},
-        outputs=outputs,
-        artifacts={"metrics": str(tmp_path / "out" / "metrics")},
-        environ=with_python(shells),
-    ).run()
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert {Path(path).read_text() for name, path in outputs.items() if name != "run_id"} == {"0.5"}
+
+def with_shell(shells: Path) -> dict[str, str]:
+    """Return an environment in which ``sh`` is one of these, and ``python3`` is the interpreter of the tests."""
+    return {"PATH": f"{shells}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 @pytest.mark.parametrize("workspace", ["", f"/tmp/results/.torchx_kfp/workspaces/{'0a' * 32}.tar"])
@@ -207,13 +181,9 @@ UI = {"outputs": [{"type": "markdown", "storage": "inline", "source": "# $(HOME)
 
 @pytest.mark.parametrize("tracked", [True, False])
 def test_ui_metadata_is_written_as_it_is(shells: Path, tmp_path: Path, tracked: bool) -> None:
-    app = make_app("train", entrypoint="echo", args=["$$"])
-    compiled = compile_stage(app, tracked=tracked, ui_metadata=UI)
-    assert definitions(compiled)["artifacts"] == {
-        "mlpipeline_ui_metadata": {"artifactType": {"schemaTitle": "system.Artifact", "schemaVersion": "0.0.1"}}
-    }
-    done = executed(tmp_path, compiled, shells)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"$$\n", b"")
+    published = Stage(tmp_path, results=None, tracked=tracked, ui_metadata=UI)
+    done = published.run("echo", "$$", env=with_shell(shells))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "$$\n", "")
     assert json.loads((tmp_path / "out" / "mlpipeline_ui_metadata").read_text()) == UI
 
 

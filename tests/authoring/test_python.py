@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from kfp import dsl
-from torchx.specs import Resource
 
-from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, load
+from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline
 from tests.refusals import check_refusal, refused
 from torchx_kfp import Stages, local
 from torchx_kfp.errors import AppDefError, ReadsError
@@ -130,21 +129,6 @@ def test_text_arrives_as_it_is(module: Any, tmp_path: Path) -> None:
     assert found["parameter"] == {"shown": repr((HOSTILE[-1], [], {}))}
     expected = {f"show-{index}": {"shown": repr((text, [], {}))} for index, text in enumerate([*HOSTILE, *PLAIN])}
     assert ran(constants, tmp_path) == expected
-
-
-def test_the_pod_has_what_the_options_say(module: Any) -> None:
-    def pipeline(tracker_base: str, rate: str) -> None:
-        Stages(tracker_base=tracker_base, cache=False).python(
-            module.fit, image="i:2", rate=rate, env={"A": f"{rate}"}, resource=Resource(cpu=2, gpu=0, memMB=512)
-        )
-
-    spec, _ = load(compile_pipeline(pipeline))
-    (executor,) = spec["deploymentSpec"]["executors"].values()
-    assert executor["container"]["image"] == "i:2"
-    assert executor["container"]["resources"]["resourceCpuLimit"] == "2000m"
-    (component,) = spec["components"].values()
-    outputs = component["outputDefinitions"]
-    assert outputs["parameters"].keys() == {"run_id", "loss", "model_uri"}
 
 
 def test_a_declared_result_of_ones_own_replaces_those_of_the_annotation(module: Any) -> None:

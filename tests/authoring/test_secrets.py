@@ -1,18 +1,13 @@
 """Kubernetes secrets as variables of a stage: in the compiled pipeline, and in the application."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.authoring.apps import compile_pipeline, load, make_app
-from tests.events import finished_stages
-from tests.programs import Program
 from torchx_kfp import (
     component_from_app,
     component_spec_from_app,
     task_from_app,
 )
-from torchx_kfp.tracking import FsspecResultTracker
 
 SECRETS = {"s3": {"user": "AWS_ACCESS_KEY_ID", "pass": "AWS_SECRET_ACCESS_KEY"}, "hub": {"token": "HF_TOKEN"}}
 
@@ -54,39 +49,6 @@ def test_variables_of_shell_programs_make_way() -> None:
 
     (executor,) = load(compile_pipeline(pipeline))[0]["deploymentSpec"]["executors"].values()
     assert executor["container"]["command"][1].startswith("TORCHX_KFP_TEXT_2=")
-
-
-PIPELINE = """
-from kfp import dsl
-from torchx.specs import AppDef, Role
-from torchx_kfp import task_from_app
-
-PROGRAM = "import os; from torchx_kfp.tracking import current_run; current_run().put(key=os.environ['SECRET_KEY'])"
-SECRETS = {"keys": {"key": "SECRET_KEY"}, "s3": {"user": "AWS_ACCESS_KEY_ID", "pass": "AWS_SECRET_ACCESS_KEY"}}
-
-
-@dsl.pipeline
-def pipeline(tracker_base: str):
-    app = AppDef("app", [Role("app", image="python", entrypoint="python", args=["-c", PROGRAM])])
-    task_from_app(app, tracker_base=tracker_base, results={"key": str}, secrets=SECRETS)
-"""
-
-
-@pytest.mark.s3
-def test_the_application_and_the_publisher_have_them(
-    tmp_path: Path, s3_base: str, call: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On this machine, they come from the caller's environment; the storage needs them."""
-    (tmp_path / "pipeline.py").write_text(PIPELINE)
-    words = ("run", "pipeline.py", "--tracker-base", s3_base, "--json")
-    monkeypatch.delenv("SECRET_KEY", raising=False)
-    failed = call(*words)
-    assert failed.returncode == 1
-    assert "the secret 'keys' (set SECRET_KEY, or give --secret keys=FILE with the key key)" in failed.stderr
-    done = call(*words, SECRET_KEY="$$ {{x}} 'quoted'")
-    assert done.returncode == 0, done.stderr
-    (stage,) = finished_stages(done.stdout)
-    assert stage["outputs"]["key"] == FsspecResultTracker(s3_base)[stage["run_id"]]["key"] == "$$ {{x}} 'quoted'"
 
 
 def test_secrets_are_no_part_of_the_command() -> None:

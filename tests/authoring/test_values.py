@@ -138,19 +138,6 @@ def test_containers_of_other_signatures_differ() -> None:
     assert len(definitions) == len(SIGNATURES) - 1
 
 
-@pytest.mark.parametrize("name", ["stage", "reads"])
-def test_inputs_of_these_names_are_the_users(name: str) -> None:
-    def pipeline(tracker_base: str, stage: str, reads: str) -> None:
-        first = task_from_app(make_app("first"), tracker_base=tracker_base)
-        given = {"stage": stage, "reads": reads}[name]
-        task_from_app(make_app(args=[given]), tracker_base=tracker_base, reads=first)
-
-    (inputs,) = all_inputs(compile_pipeline(pipeline), "train")
-    assert len(inputs) == 4
-    assert {"componentInputParameter": name} in inputs.values()
-    assert {"runtimeValue": {"constant": "train|first"}} in inputs.values()
-
-
 @pytest.mark.parametrize("results", [None, {"x": int}])
 def test_an_input_called_stage_does_not_name_the_stage(tmp_path: Path, results: dict[str, type] | None) -> None:
     code = "import sys; from torchx_kfp import current_run; current_run().put(x=1); print(sys.argv[1])"

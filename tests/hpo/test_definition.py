@@ -143,8 +143,3 @@ def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
 def test_wrong_spaces(space: Any, arguments: Any, facts: list[str]) -> None:
     with pytest.raises(SearchError, match=says(*facts)):
         space(*arguments)
-
-
-def test_wrong_points() -> None:
-    with pytest.raises(SearchError, match=says("1 points", "points=5")):
-        hpo.float(0, 1, points=1)

@@ -41,7 +41,7 @@ class Stage:
         """Return the stage's container with this application."""
         compiled = compile_stage(make_app(entrypoint=application[0], args=list(application[1:])), **self.declared)
         declared = load(compiled)[0]["components"]["comp-train"]["outputDefinitions"]
-        self._outputs = [output for output in declared["parameters"] if output != "run_id"]
+        self._outputs = [output for output in declared.get("parameters", ()) if output != "run_id"]
         outputs, artifacts = (
             {output: str(self.folder / "out" / output) for output in declared.get(kind, {})}
             for kind in ("parameters", "artifacts")
