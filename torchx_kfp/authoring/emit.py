@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import docstring_parser
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class, structures
+from kfp.dsl.types import type_utils
 
 from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.plan import StagePlan
@@ -22,6 +23,11 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 
 refuse_operations()
 
+#: KFP's names for the types of parameters, by those in Python.
+_SPEC_TYPES: dict[type[Any], str] = {
+    kind: type_utils.IR_TYPE_TO_IN_MEMORY_SPEC_TYPE[name] for name, kind in PYTHON_TYPES.items()
+}
+
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
     """A stage as a KFP component. Its tasks have everything that the AppDef asks for.
@@ -31,8 +37,7 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
     """
 
     def __init__(self, plan: StagePlan, name: str | None = None) -> None:
-        made = _container_component(plan, name or plan.component)
-        super().__init__(made.component_spec, made.pipeline_func)
+        super().__init__(_component_spec(plan, name or plan.component), None)
         self._plan = plan
 
     @functools.cached_property
@@ -70,31 +75,46 @@ def component_yaml(component: StageComponent) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def _container_component(plan: StagePlan, name: str) -> Any:
-    """Make the container component. KFP reads name, description, inputs and outputs from a function's signature."""
-    outputs = [
-        _parameter(output, dsl.Output[kind] if issubclass(kind, dsl.Artifact) else dsl.OutputPath(kind))
-        for output, kind in plan.outputs.items()
-    ]
-    kept = plan.pod.task_config if hasattr(dsl, "TaskConfig") else None  # kfp 2.14 has none
-    config = [] if kept is None else [_parameter(TASK_CONFIG, dsl.TaskConfig)]
-    # KFP parses a docstring in four styles, which takes longer than all else here: one without sections is set below.
-    has_sections = "\n" in plan.description
-    component = dsl.container_component(
-        _function(
-            name,
-            plan.description if has_sections else None,
-            [*_inputs(plan), *config, *outputs],
-            lambda *_: dsl.ContainerSpec(image=plan.image, command=list(plan.command)),
+def _component_spec(plan: StagePlan, name: str) -> Any:
+    """Return the component, which KFP's decorator would take a while to read from a function's signature."""
+    description, described = plan.description, {}
+    if "\n" in description:  # a component function's docstring
+        docs = docstring_parser.parse(description)
+        description = "\n".join(filter(None, (docs.short_description, docs.long_description))).strip()
+        described = {parameter.arg_name: parameter.description for parameter in docs.params}
+    inputs = {
+        key: structures.InputSpec(
+            _spec_type(PYTHON_TYPES[planned.type]),
+            default=None if planned.default is NO_DEFAULT else planned.default,
+            optional=planned.default is not NO_DEFAULT,
+            description=described.get(key),
         )
-    )
-    if not has_sections:
-        component.component_spec.description = plan.description
-    if kept is not None:
-        component.component_spec.task_config_passthroughs = [
-            dsl.TaskConfigPassthrough(field=field, apply_to_task=field.name in kept) for field in dsl.TaskConfigField
+        for key, planned in plan.inputs.items()
+    }
+    passed_on: dict[str, Any] = {}
+    if plan.pod.task_config is not None and hasattr(dsl, "TaskConfig"):  # kfp 2.14 has none
+        inputs[TASK_CONFIG] = structures.InputSpec("TaskConfig", optional=True)
+        passed_on["task_config_passthroughs"] = [
+            dsl.TaskConfigPassthrough(field=field, apply_to_task=field.name in plan.pod.task_config)
+            for field in dsl.TaskConfigField
         ]
-    return component
+    return structures.ComponentSpec(
+        name=name,
+        description=description,
+        inputs=inputs,
+        outputs={output: structures.OutputSpec(_spec_type(kind)) for output, kind in plan.outputs.items()},
+        implementation=structures.Implementation(
+            structures.ContainerSpecImplementation(image=plan.image, command=list(plan.command))
+        ),
+        **passed_on,
+    )
+
+
+def _spec_type(kind: type[Any]) -> str:
+    """Return KFP's name for the type of a parameter, or for a class of artifacts."""
+    if issubclass(kind, dsl.Artifact):
+        return str(type_utils.create_bundled_artifact_type(kind.schema_title, kind.schema_version))
+    return _SPEC_TYPES[kind]
 
 
 def _pipeline_of(plan: StagePlan) -> Any:
@@ -106,10 +126,22 @@ def _pipeline_of(plan: StagePlan) -> Any:
         task = component(**dict(zip((parameter.name for parameter in parameters), inputs, strict=True)))
         return outputs(**{name: task.outputs[name] for name in plan.outputs}) if plan.outputs else None
 
-    parameters = [parameter for parameter in _inputs(plan) if parameter.name not in _fixed(plan)]
+    defaults, fixed = _defaults(plan), _fixed(plan)
+    parameters = [
+        inspect.Parameter(
+            key,
+            # Positional parameters without a default would have to come first.
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=PYTHON_TYPES[planned.type],
+            default=defaults.get(key, inspect.Parameter.empty),
+        )
+        for key, planned in plan.inputs.items()
+        if key not in fixed
+    ]
+    body.__name__, body.__doc__ = plan.component, plan.description
     returns = outputs if plan.outputs else inspect.Signature.empty
-    function = _function(plan.component, plan.description, parameters, body, returns)
-    return dsl.pipeline(name=plan.component)(function)
+    vars(body)["__signature__"] = inspect.Signature(parameters, return_annotation=returns)
+    return dsl.pipeline(name=plan.component)(body)
 
 
 def _fixed(plan: StagePlan) -> dict[str, str]:
@@ -119,37 +151,6 @@ def _fixed(plan: StagePlan) -> dict[str, str]:
 
 def _defaults(plan: StagePlan) -> dict[str, Any]:
     return {key: planned.default for key, planned in plan.inputs.items() if planned.default is not NO_DEFAULT}
-
-
-def _inputs(plan: StagePlan) -> list[inspect.Parameter]:
-    defaults = _defaults(plan)
-    return [
-        _parameter(key, PYTHON_TYPES[planned.type], defaults.get(key, inspect.Parameter.empty))
-        for key, planned in plan.inputs.items()
-    ]
-
-
-def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    # Keyword-only, since positional parameters without a default would have to come first.
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-def _function(
-    name: str,
-    description: str | None,
-    parameters: list[inspect.Parameter],
-    body: Callable[..., Any],
-    returns: Any = inspect.Signature.empty,
-) -> Callable[..., Any]:
-    """Make a function with this name, docstring and signature. KFP calls it with positional arguments."""
-
-    def function(*args: Any) -> Any:
-        return body(*args)
-
-    function.__name__ = name
-    function.__doc__ = description
-    function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
-    return function
 
 
 def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None) -> dsl.PipelineTask:
@@ -166,21 +167,17 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         task.container_spec.resources = structures.ResourceSpec(pod.cpu, pod.cpu, pod.memory, pod.memory, kind, amount)
     if not plan.cache:
         task.set_caching_options(False)
-    _configure_pod(task, plan)
-    return task
-
-
-def _configure_pod(task: dsl.PipelineTask, plan: StagePlan) -> None:
     # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions
     # convert the whole configuration at each call, which took a fifth of the time to compile 300 stages.
-    config: dict[str, Any] = {"podMetadata": {"labels": dict(plan.pod.labels)}} if plan.pod.labels else {}
+    config: dict[str, Any] = {"podMetadata": {"labels": dict(pod.labels)}} if pod.labels else {}
     if paths := plan.field_paths:
         config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in paths.items()]
     if config:
         task.platform_config["kubernetes"] = config
-    for label, value in plan.pod.node_selector.items():
+    for label, value in pod.node_selector.items():
         kubernetes.add_node_selector(task, label, value)
-    for claim, path in plan.pod.volumes:
+    for claim, path in pod.volumes:
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=path)
     for secret, variables in plan.secrets.items():
         kubernetes.use_secret_as_env(task, secret_name=secret, secret_key_to_env=dict(variables))
+    return task
