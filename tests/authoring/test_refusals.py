@@ -159,7 +159,6 @@ FIELDS: list[Row] = [
         (resource(memMB=memory), f"memMB of role 'trainer' is {memory},", "KFP's launcher", "64 MB", "Add 64", "at -1")
         for memory in (1, 32, 63)
     ),
-    (app(resource={"memMB": 100}), "{'memMB': 100}", "'trainer'", "Resource(cpu=2, gpu=0, memMB=4096)"),
     (resource(gpu=0.5), "0.5", "nvidia.com/gpu", "'trainer'"),
     (resource(gpu=1, devices={"vpc.amazonaws.com/efa": 1}), "nvidia.com/gpu", "vpc.amazonaws.com/efa", "engine='job'"),
     (resource(devices={"a/b": 1, "c/d": 1}), "2 types", "(a/b, c/d)", "engine='job'"),

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from torchx import specs
 
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.references import check_word
-from torchx_kfp.common.text import shown
 from torchx_kfp.contract.inputs import find_rewritten
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -159,25 +158,15 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
 
 def _refuse_channels(role: specs.Role, where: str) -> None:
     """Reject channels in fields that must be known when the pipeline is compiled."""
-    mounts = [vars(mount) for mount in role.mounts if hasattr(mount, "__dict__")]
-    fields = ("num_replicas", "min_replicas", "max_retries", "port_map", "metadata", "retry_policy")
-    values = {name: getattr(role, name) for name in fields}
-    for name, value in {**values, "mounts": mounts, "the names in env": list(role.env)}.items():
-        if contains_channel(value):
+    for each in fields(role):
+        value = list(role.env) if each.name == "env" else getattr(role, each.name)
+        if each.name not in ("entrypoint", "args", "image") and contains_channel(value):
             raise ChannelError(
-                f"{name} of {where} contains a pipeline channel, or a component's input. Its value must be known when "
-                "the pipeline is compiled: channels work in entrypoint, args, the values of env, and image."
+                f"{each.name} of {where} contains a pipeline channel, or a component's input. Its value must be known "
+                "when the pipeline is compiled: channels work in entrypoint, args, the values of env, and image. "
+                "Resources can be set on the task: task_from_app(...).set_cpu_limit(channel), set_memory_limit and "
+                "set_accelerator_limit."
             )
-    if not isinstance(role.resource, specs.Resource):
-        raise AppDefError(
-            f"resource of {where} is {shown(role.resource)}. Give a Resource of torchx.specs: "
-            "Resource(cpu=2, gpu=0, memMB=4096)."
-        )
-    if contains_channel(vars(role.resource)):
-        raise ChannelError(
-            f"resource of {where} contains a pipeline channel. Set it on the task instead: "
-            "task_from_app(...).set_cpu_limit(channel), set_memory_limit and set_accelerator_limit take channels."
-        )
 
 
 def check_name(name: object, where: str) -> None:
@@ -281,7 +270,7 @@ def parse_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder, target in projects.items():
         path = str(folder).removeprefix("file://")
-        if contains_channel(folder) or not path or "://" in path:
+        if not path or "://" in path:
             raise AppDefError(
                 f"The workspace of {where} has the project {folder!r}. Give a folder of this machine, which is packed "
                 "when the pipeline is submitted."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 
@@ -58,16 +59,8 @@ _TRACES = {
 #: Placeholders that KFP fills in if they are the whole value of a task's input.
 _PLACEHOLDERS = {
     getattr(dsl, name): name.removesuffix("_PLACEHOLDER").lower()
-    for name in (
-        "PIPELINE_JOB_NAME_PLACEHOLDER",
-        "PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER",
-        "PIPELINE_JOB_ID_PLACEHOLDER",
-        "PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER",
-        "PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
-        "PIPELINE_TASK_NAME_PLACEHOLDER",
-        "PIPELINE_TASK_ID_PLACEHOLDER",
-        "PIPELINE_ROOT_PLACEHOLDER",
-    )
+    for name in dir(dsl)
+    if re.fullmatch(r"PIPELINE_(?!TASK_EXECUTOR_).*_PLACEHOLDER", name)
 }
 
 
@@ -146,7 +139,7 @@ def parse_checked(value: object, where: str) -> Text:
 
 
 def contains_channel(value: object) -> bool:
-    """Tell whether there is a channel anywhere in the value: in text, in a list, or in a dict's keys and values."""
+    """Tell whether there is a channel anywhere in the value: in text, and in what lists, dicts and dataclasses have."""
     if value is None or isinstance(value, int):
         return False
     if isinstance(value, str):
@@ -157,7 +150,7 @@ def contains_channel(value: object) -> bool:
         return any(contains_channel(item) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple | set):
         return any(contains_channel(item) for item in value)
-    return False
+    return dataclasses.is_dataclass(value) and contains_channel(vars(value))
 
 
 def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
