@@ -19,6 +19,8 @@ _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "IN": lambda have, want: have in want["values"],
     "IS_SUBSTRING": lambda have, want: want in have,
 }
+#: The numbers that operations have in protobuf, which ``kfp.Client`` sends.
+_NUMBERS = {1: "EQUALS", 2: "NOT_EQUALS", 5: "GREATER_THAN_EQUALS", 7: "LESS_THAN_EQUALS", 8: "IN", 9: "IS_SUBSTRING"}
 #: The fields by which lists can be filtered, as in the source of KFP's API server; others are errors.
 _FILTERED = {
     "runs": {
@@ -101,4 +103,5 @@ def _holds(item: Mapping[str, Any], predicate: Mapping[str, Any]) -> bool:
     have = item.get(field, "")
     if isinstance(have, str):  # the database does not distinguish cases
         have, want = have.lower(), json.loads(json.dumps(want).lower())
-    return _COMPARED[predicate["operation"]](have, want)
+    operation = predicate["operation"]
+    return _COMPARED[_NUMBERS.get(operation, operation)](have, want)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from kfp import compiler, dsl
@@ -78,10 +79,15 @@ def test_a_body_is_that_of_kfp_client(options: dict[str, Any], tmp_path: Path) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             client = Client(host=server.url)
+            client.list_runs("token", 5, "created_at", namespace="n", filter="{}")
+            known = dict(parse_qsl(urlsplit(server.requests[-1].path).query))
             client.create_run_from_pipeline_package(file, arguments=arguments, **theirs_options)
         theirs = server.requests[-1]
         assert submit(file, arguments, host=server.url, **options).run_id == uuid(2)
         ours = server.requests[-1]
+        assert not list(connect(host=server.url, namespace="n").list(RunFilter(name="x"), limit=5))
+        asked = dict(parse_qsl(urlsplit(server.requests[-1].path).query))
+        assert {"filter", "namespace"} <= asked.keys() <= known.keys(), "the names of parameters"
     assert (ours.method, ours.path) == (theirs.method, theirs.path) == ("POST", "/apis/v2beta1/runs")
     assert numbers(simple(ours.body, options)) == numbers(simple(theirs.body, options))
     tasks = tasks_of(ours.body["pipeline_spec"])
@@ -225,7 +231,6 @@ def test_lists_that_are_none_are_empty(wrong: Any) -> None:
 
 def test_the_host_selects(host: Host, kfp_host: KfpHost) -> None:
     """Archived runs, and runs with another id, cost no requests; a filter lasts for all pages."""
-    kfp_host.checks = False
     runs = [kfp_host.make_run(1, name=f"run-{number}") for number in range(130)]
     for number, run in enumerate(runs):
         run.record.created += number

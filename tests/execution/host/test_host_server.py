@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -11,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kfp import compiler
+from kfp.client import Client
 from torchx_kfp_dev_host.argo import Naming
 
-from tests.execution.host.answers_of_kfp import RECORDED, RUNS, manifest, recorded, workflow_in
+from tests.execution.host.answers_of_kfp import RUNS, manifest, recorded, workflow_in
 from tests.execution.host.calling import PATH, get, request, shape, wait_until
-from tests.facts import says
+from tests.execution.host.pipelines import small
 from tests.fake_kfp import KfpHost
-from tests.fake_kfp.schema import answer_problems
 
 #: What the tests' host does not make of an answer, or has compared elsewhere.
 APART = ("pipeline_spec", "run_details", "state_history", "plugins_output")
@@ -115,33 +115,6 @@ def nodes_of(workflow: Mapping[str, Any]) -> dict[str, Any]:
     return {"W" + node["name"].removeprefix(name): compared(node) for node in nodes.values()}
 
 
-@pytest.mark.parametrize(
-    ("case", "stage"),
-    [("succeeded", "first"), ("succeeded", "trial[1]"), ("succeeded", "last"), ("failed", "inner/sleeper")],
-)
-def test_a_log_has_the_lines_of_the_recorded_one(replays: dict[str, Replay], case: str, stage: str) -> None:
-    made = replays[case]
-    pod = made.host.runs[made.run_id].facts.tasks[stage].attempts[-1].pod_name
-    path = f"/apis/v1alpha1/runs/{made.run_id}/nodes/{pod}/log"
-    theirs = recorded(f"{case}-log-{stage.replace('/', '.')}")["text"]
-    assert re.fullmatch(r".*/nodes/recorded-\w+-metadata-0-8-system-container-impl-\d+/log", path)
-    assert parts_of(get(made.host, path)) == parts_of(theirs)
-
-
-def parts_of(log: str) -> Any:
-    """Return a log's own lines, the places in KFP's source of the others, once, and the kinds of its JSON."""
-    output = re.search(r"ExecutorOutput: (\{\n.*?\n\})\n", log, re.DOTALL)
-    rest = log.replace(output.group(1), "") if output else log
-    klog = re.compile(r"[IEF]\d{4} \d\d:\d\d:\d\d\.\d{6} {6}\d+ (\S+)\]")
-    lines = [(klog.match(line), line) for line in rest.splitlines()]
-    own = [line for found, line in lines if not found]
-    places = [found.group(1) for found, _ in lines if found]
-    # The launcher says more about the DAGs around a stage, and for each artifact.
-    told = sorted(set(places) - {"client.go:847", "client.go:871"})
-    made = shape(json.loads(output.group(1))["artifacts"]["metrics"]) if output else None
-    return own, places[:3], told, made
-
-
 def test_errors_are_the_recorded_ones(replays: dict[str, Replay]) -> None:
     host = replays["succeeded"].host
     for name in ("create-wrong-parameter", "create-broken-spec"):
@@ -169,24 +142,19 @@ def test_lists_have_the_shape_of_the_recorded_ones(replays: dict[str, Replay]) -
     assert request(host, "GET", f"{PATH}?page_token=x")[0] == 400
 
 
-def test_recorded_answers_are_as_the_description_has_them() -> None:
-    for path in sorted(RECORDED.glob("*.json")):
-        content = recorded(path.stem)
-        for each in content if isinstance(content, list) else [content]:
-            if "answer" in each:
-                method, _, target = each["request"].partition(" ")
-                answer = without(each["answer"], "pipeline_spec")  # most recordings have a note in its place
-                assert answer_problems(method, target.partition("?")[0], each["status"], answer) == [], path
-
-
-# Mistakes of tests, and of the host
-
-
-def test_a_request_that_is_not_in_the_api_fails_the_test(tmp_path: Path) -> None:
-    host = KfpHost(tmp_path)
-    host.__enter__()
-    assert request(host, "GET", f"{PATH}?sort=x")[0] == 400
-    assert request(host, "POST", PATH, {"pages": 1})[0] == 400
-    assert request(host, "GET", f"{PATH}?page_size=many")[0] == 400
-    with pytest.raises(AssertionError, match=says("sort", "pages", "many")):
-        host.__exit__(None)
+@pytest.mark.versions
+@pytest.mark.filterwarnings("ignore")
+def test_kfps_own_client_works_with_the_host(kfp_host: KfpHost, tmp_path: Path) -> None:
+    file = str(tmp_path / "small.yaml")
+    compiler.Compiler().compile(small, file)
+    client = Client(host=kfp_host.url)
+    run = client.create_run_from_pipeline_package(file, arguments={"code": "print(1)"}, run_name="theirs")
+    ended = client.wait_for_run_completion(run.run_id, timeout=60, sleep_duration=0.1)
+    assert (ended.state, ended.display_name, ended.finished_at > ended.created_at) == ("SUCCEEDED", "theirs", True)
+    assert [each.run_id for each in client.list_runs(page_size=1, sort_by="created_at desc").runs] == [run.run_id]
+    at_night = {"cron_expression": "0 0 3 * * *", "pipeline_package_path": file, "params": {"code": ""}}
+    made = client.create_recurring_run(ended.experiment_id, "nightly", **at_night)
+    [listed] = client.list_recurring_runs().recurring_runs
+    assert (listed.recurring_run_id, listed.mode) == (made.recurring_run_id, "ENABLE")
+    assert listed.trigger.cron_schedule.cron == "0 0 3 * * *"
+    client.delete_recurring_run(made.recurring_run_id)

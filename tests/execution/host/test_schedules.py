@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from kfp import compiler, dsl, kubernetes
+from kfp.client import Client
 from torchx.specs import AppDef, Role
 
 from tests.execution.host.calling import ended, get
 from tests.execution.host.commands import rows
+from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Program, results_in
@@ -33,6 +35,7 @@ _HOUR = 3600
 #: A time for which schedules start runs.
 _TIME = datetime.datetime(2026, 1, 1, 3, tzinfo=datetime.timezone.utc).timestamp()
 _SCHEDULES = "/apis/v2beta1/recurringruns"
+_ID = "00000000-0000-0000-0000-000000000001"
 
 
 @pytest.fixture
@@ -170,6 +173,38 @@ def test_schedules_from_python(kfp_host: KfpHost, program: Program) -> None:
     schedules.pause(made)
     assert schedules.find(made.schedule_id).is_paused
     schedules.delete(made)
+
+
+@pytest.mark.versions
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"every": 3600.0}, {"interval_second": 3600}),
+        (
+            {"cron": "0 3 * * *", "max_runs": 2},
+            {"cron_expression": "0 0 3 * * *", "max_concurrency": 2},
+        ),
+    ],
+)
+def test_a_body_is_that_of_kfp_client(ours: dict[str, Any], theirs: dict[str, Any], program: Program) -> None:
+    arguments = {"tracker_base": "s3://bucket/results", "word": "é"}
+    file, both = str(program.folder / "count.yaml"), {"pipeline_root": "s3://root", "service_account": "me"}
+    with scripted(lambda request: Reply({"recurring_run_id": _ID, "experiment_id": "1"})) as server:
+        options = {"no_catchup": True, "pipeline_package_path": file, "params": arguments, **both}
+        Client(host=server.url).create_recurring_run("1", "nights", **theirs, **options)
+        expected = server.requests[-1]
+        schedule(file, arguments, name="nights", host=server.url, **ours, **both)
+        found = server.requests[-1]
+    assert (found.method, found.path) == (expected.method, expected.path) == ("POST", _SCHEDULES)
+    assert {**texts(found.body), "pipeline_spec": ""} == {**texts(expected.body), "pipeline_spec": ""}
+
+
+def texts(value: Any) -> Any:
+    """Return a value whose numbers are text, as protobuf has those of 64 bits."""
+    if isinstance(value, dict):
+        return {key: texts(item) for key, item in value.items() if item is not False}
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program: Program) -> None:
