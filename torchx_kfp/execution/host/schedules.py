@@ -1,4 +1,4 @@
-"""Schedules of a KFP host, which KFP calls recurring runs: create, list, pause, resume and delete them."""
+"""Schedules of a KFP host, which KFP calls recurring runs: create, list and delete them."""
 
 from __future__ import annotations
 
@@ -207,14 +207,6 @@ class Schedules:
         The errors are those of ``find``.
         """
         return name.lower() if UUID.fullmatch(name.lower()) else self.find(name).schedule_id
-
-    def pause(self, schedule: Schedule) -> None:
-        """Let a schedule start no further runs. Those that have started continue."""
-        self._connection.post(f"{_SCHEDULES}/{schedule.schedule_id}:disable")
-
-    def resume(self, schedule: Schedule) -> None:
-        """Let a paused schedule start runs again: those that it has missed, too, if it catches up."""
-        self._connection.post(f"{_SCHEDULES}/{schedule.schedule_id}:enable")
 
     def delete(self, schedule: Schedule, warn: Callable[[str], object] | None = None) -> None:
         """Delete a schedule. Its runs stay in KFP's list, and their results under the tracker base.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -130,22 +129,6 @@ def list_command(as_json: bool, flags: Flags) -> None:
     _list(host, Schedules(host), as_json)
 
 
-@schedule_command.command("pause")
-@click.argument("name")
-@host_options
-def pause_command(name: str, flags: Flags) -> None:
-    """Let a schedule start no more runs. Those that have started continue."""
-    _change(name, flags, "paused", lambda schedules, schedule: schedules.pause(schedule))
-
-
-@schedule_command.command("resume")
-@click.argument("name")
-@host_options
-def resume_command(name: str, flags: Flags) -> None:
-    """Let a paused schedule start runs again."""
-    _change(name, flags, "resumed", lambda schedules, schedule: schedules.resume(schedule))
-
-
 @schedule_command.command("delete")
 @click.argument("name")
 @host_options
@@ -154,18 +137,13 @@ def delete_command(name: str, flags: Flags) -> None:
 
     Its runs stay in the list of runs, with their results; those in progress continue, except on KFP before 2.16.
     """
-    schedule = _change(name, flags, "deleted", lambda schedules, found: schedules.delete(found, print_message))
-    print_message(f"Its runs: {this_command('runs', '--schedule', schedule.schedule_id, *host_words(flags))}")
-
-
-def _change(name: str, flags: Flags, done: str, change: Callable[[Schedules, Schedule], None]) -> Schedule:
     from torchx_kfp.execution.host.schedules import Schedules
 
     schedules = Schedules(connect(flags))
     schedule = schedules.find(name)
-    change(schedules, schedule)
-    print_message(f"The schedule {printable(schedule.name)!r} ({schedule.schedule_id}) is {done}.")
-    return schedule
+    schedules.delete(schedule, print_message)
+    print_message(f"The schedule {printable(schedule.name)!r} ({schedule.schedule_id}) is deleted.")
+    print_message(f"Its runs: {this_command('runs', '--schedule', schedule.schedule_id, *host_words(flags))}")
 
 
 def _say_created(schedule: Schedule, submission: Submission, words: list[str], *, as_json: bool) -> None:
