@@ -278,7 +278,7 @@ def connect(flags: Flags, *, is_patient: bool = True) -> Host:
     for sentence in settings.warnings:
         print_message(sentence)
     timeouts = Timeouts() if is_patient else Timeouts(connect=2.0, read=5.0, retries=0)
-    return Host(Connection(settings, timeouts, print_message))
+    return Host(Connection(settings, timeouts))
 
 
 def host_words(flags: Flags) -> list[str]:

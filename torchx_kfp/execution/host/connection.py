@@ -85,7 +85,6 @@ class Timeouts:
 
     ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that until the end of the answer,
     with all repetitions: there are at most ``retries``, after waits of ``wait`` times 0, 2, 4.
-    After ``notice``, the user is told what is waited for.
     """
 
     connect: float = 10.0
@@ -93,25 +92,20 @@ class Timeouts:
     whole: float = 120.0
     retries: int = 3
     wait: float = 0.5
-    notice: float = 5.0
 
 
 class Connection:
     """Requests to a KFP host. It is made when it is first used. Several threads may use it."""
 
-    def __init__(
-        self, settings: Settings, timeouts: Timeouts = Timeouts(), say: Callable[[str], object] | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, timeouts: Timeouts = Timeouts()) -> None:
         """Take the settings. Nothing is read or sent before the first request.
 
         Args:
             settings: the settings.
             timeouts: how long a request may take.
-            say: gets one sentence, from another thread, if the host keeps the user waiting.
         """
         self.settings = settings
         self._timeouts = timeouts
-        self._say = say
         self._client: Any = None
         self._lock = threading.Lock()
 
@@ -256,25 +250,15 @@ class Connection:
                 raise_on_status=False,
             ),
         }
+        # A host whose bytes come one by one takes no more time, either.
+        outcome = in_thread(lambda: _exchange(api.rest_client.pool_manager, method, url, request, options))
         try:
-            return self._in_time(
-                request, lambda: _exchange(api.rest_client.pool_manager, method, url, request, options)
-            )
+            if not wait([outcome], timeouts.whole).done:
+                raise TimeoutError
+            return outcome.result()
         except _BROKEN as error:
             reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
             raise self._unreachable(reason, method, request, time.monotonic() - began) from reason
-
-    def _in_time(self, request: str, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer to a request. A host whose bytes come one by one takes no more time, either."""
-        outcome = in_thread(ask)
-        notice = min(self._timeouts.notice, self._timeouts.whole)
-        if not wait([outcome], notice).done:
-            say, self._say = self._say, None
-            if say is not None:
-                say(f"Still waiting for the answer to {request}.")
-            if not wait([outcome], self._timeouts.whole - notice).done:
-                raise TimeoutError
-        return outcome.result()
 
     def _base(self, client: Any) -> str:
         """Return the client's host; inside a cluster, it has no scheme."""
@@ -393,8 +377,8 @@ def make_client(settings: Settings) -> Any:
     of_client = {name for name, setting in SETTINGS.items() if setting.kind != "runs"} - ours
     given = {name: getattr(settings, name) or None for name in of_client}
     given |= {"namespace": settings.service_namespace, "verify_ssl": settings.verify_ssl}
-    signs_in = bool(settings.client_id and settings.other_client_id and settings.other_client_secret)
-    with _silence(sys.stderr if signs_in else io.StringIO()):
+    # It says there how a person signs in.
+    with _silence(sys.stderr if os.environ.get("KF_PIPELINES_APP_OAUTH2_CLIENT_ID") else io.StringIO()):
         from kfp.client import Client
 
         class Quick(Client):  # type: ignore[misc]  # kfp has no types
