@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from dev.benchmarks import show, timed
 from tests.fake_kfp import KfpHost
-from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
+from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
 from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.snapshot import Snapshot, changes
 from torchx_kfp.execution.host.stages import Step

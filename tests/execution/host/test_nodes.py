@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.execution.host.answers_of_kfp import RUNS, last, manifest
 from tests.execution.host.event_logs import workflow
 from tests.facts import says
-from torchx_kfp.execution.host import manifest as manifest_module
-from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
+from torchx_kfp.execution.host import nodes as manifest_module
+from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
 from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.snapshot import Snapshot
 from torchx_kfp.execution.runs.vocabulary import State

@@ -10,7 +10,7 @@ from torchx_kfp_dev_host.pod_spec import pod_spec_patch
 
 from tests.execution.host.answers_of_kfp import last, manifest
 from tests.execution.host.event_logs import answers, replaying
-from torchx_kfp.execution.host.manifest import manifest_of, read_manifest
+from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.snapshot import Snapshot
@@ -37,12 +37,8 @@ def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> N
     recorded = read_manifest(manifest_of(manifest(name)))
     pipeline = RunPipeline.of(last(name))
     assert pipeline is not None
-    patches = {
-        stage: node.decision("pod-spec-patch")
-        for stage, driver in Snapshot.of(last(name), pipeline, recorded).drivers.items()
-        if (node := recorded.get(driver)) is not None
-    }
-    found = {stage: PodSpec.parse(patch) for stage, patch in patches.items() if patch}
+    patches = Snapshot.of(last(name), pipeline, recorded).patches
+    found = {stage: PodSpec.parse(patch) for stage, patch in patches.items()}
     assert found.keys() == STAGES[name]
     for stage, spec in found.items():
         component = place_of(pipeline.pipeline, stage, {}).component

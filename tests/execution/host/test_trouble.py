@@ -29,7 +29,7 @@ from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.host import Host
 from torchx_kfp.local import State, load_pipeline
 
-QUICK = PollPolicy(shortest=0.02, longest=0.1, share=1.0, patience=0.5)
+QUICK = PollPolicy(shortest=0.02, longest=0.1, patience=0.5)
 PATIENT = dataclasses.replace(QUICK, patience=60)
 FAILS = "import sys; print('broken'); sys.exit(7)"
 
@@ -146,7 +146,7 @@ def waits(changes: list[bool], policy: PollPolicy) -> list[float]:
                 answer["state_history"].append({"state": state, "update_time": "2026-11-22T03:00:00Z"})
 
     with scripted(lambda request: Reply(answer)) as server:
-        policy = dataclasses.replace(policy, sleep=sleep, share=1000.0)
+        policy = dataclasses.replace(policy, sleep=sleep)
         *_, record = HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow()
     assert record.run.state is State.FAILED
     return slept
@@ -158,22 +158,6 @@ def test_waits_grow_while_nothing_changes_and_begin_again_after_a_change() -> No
     found = waits([True] + [False] * 20, PollPolicy())
     assert (found[0], found[-1]) == (1.0, 10.0)
     assert sum(found[:6]) < 20, "a stage of some seconds is seen while it runs"
-
-
-def test_the_first_look_at_a_large_run_does_not_delay_the_next() -> None:
-    answer = {**polls("succeeded")[0], "state": "RUNNING"}
-    slept: list[float] = []
-    with scripted(lambda request: Reply(answer)) as server:
-
-        def sleep(seconds: float) -> None:
-            slept.append(seconds)
-            if len(slept) == 2:
-                server.script = lambda request: Reply({**answer, "state": "FAILED"})
-
-        policy = PollPolicy(1.0, 8.0, 2.0, sleep=sleep, share=1e-9)
-        list(HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow())
-    assert slept[0] == 1.0
-    assert slept[1] > 1000, "each further look is waited for"
 
 
 def test_a_run_that_does_not_end_is_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The nodes of a run's workflow: what stands between the answers of a host and the events of stages.
 
-A source of nodes (see ``manifest``) makes ``Nodes`` from an answer, and ``stages`` derives events from them. Another
-API of KFP is another source: one more module that returns ``Nodes``.
+They are in the manifest of the Argo workflow that v1beta1 returns with a run. It is the only answer of KFP 2 that has
+pods, exit codes, decisions of drivers, and what a pod waits for. ``stages`` derives events from them.
 
 A node's name is the path to it: ``W(0).root(0).inner(0).sleeper(0).executor(0)`` in the workflow ``W``. The number in
 parentheses counts attempts: a node that may be retried has one node below it for each attempt, with the same name and a
@@ -19,12 +19,33 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.execution.host.answers import as_object, as_text
+from torchx_kfp.execution.host.states import seconds
 from torchx_kfp.execution.runs.vocabulary import State
+
+#: Argo omits a node if those before it did not end as it needs.
+_STATES = {
+    "Pending": State.QUEUED,
+    "Running": State.RUNNING,
+    "Succeeded": State.SUCCEEDED,
+    "Skipped": State.SKIPPED,
+    "Omitted": State.NOT_RUN,
+    "Failed": State.FAILED,
+    "Error": State.FAILED,
+}
+#: The most bytes of unpacked nodes that are read. A workflow has 1 MiB, and its nodes shrink to a 20th to a 30th.
+MOST_UNPACKED = 32 << 20
+#: The longest name of a pod, without the hash at its end.
+_LONGEST_PREFIX = 253 - 10 - 1
+_POD_NAMES = "workflows.argoproj.io/pod-name-format"
 
 
 @dataclass(slots=True)
@@ -81,3 +102,64 @@ class Nodes:
         left.
         """
         return next((each for each in reversed(self.attempts(node.name)) if each.state is State.FAILED), node)
+
+
+def manifest_of(answer: Mapping[str, Any]) -> str:
+    """Return the manifest in v1beta1's answer about a run, as JSON; empty without one."""
+    return as_text(as_object(answer, "pipeline_runtime").get("workflow_manifest"))
+
+
+def read_manifest(manifest: str) -> Nodes:
+    """Return the nodes of a workflow, from its manifest as JSON; none without a workflow.
+
+    Raises:
+        ValueError: the manifest is not JSON, or its compressed nodes cannot be read. The message is a clause.
+    """
+    workflow = as_object(_parsed(manifest))
+    metadata, status = as_object(workflow.get("metadata")), as_object(workflow.get("status"))
+    packed = as_text(status.get("compressedNodes"))
+    nodes = as_object(_parsed(_decompressed(packed)) if packed else status.get("nodes"))
+    name = as_text(metadata.get("name"))
+    # Old versions of Argo name a pod after the node's id.
+    has_ids = as_object(metadata, "annotations").get(_POD_NAMES) == "v1"
+    read = (_node(name, has_ids, as_object(record)) for record in nodes.values())
+    return Nodes(name, {node.name: node for node in read}, as_text(status.get("message")))
+
+
+def _parsed(content: str) -> Any:
+    try:
+        return json.loads(content or "{}")
+    except (ValueError, RecursionError):
+        raise ValueError("they are not JSON") from None
+
+
+def _decompressed(packed: str) -> str:
+    """Return the nodes of a workflow that is so large that Argo compresses them."""
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        content = reader.decompress(base64.b64decode(packed), MOST_UNPACKED)
+        if reader.eof:
+            return content.decode()
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"they are damaged ({error})") from None
+    raise ValueError(f"they have more than {MOST_UNPACKED:,} bytes" if reader.unconsumed_tail else "they are cut off")
+
+
+def _node(workflow: str, has_ids: bool, record: Mapping[str, Any]) -> Node:
+    name, outputs = as_text(record.get("name")), as_object(record.get("outputs"))
+    exit_code = as_text(outputs.get("exitCode"))
+    # Argo names the pod of a node after the template and the hash at the end of the node's id.
+    pod, template = as_text(record.get("id")), as_text(record.get("templateName"))
+    if template and not has_ids and name != workflow:
+        pod = f"{f'{workflow}-{template}'[:_LONGEST_PREFIX]}-{pod.rpartition('-')[2]}"
+    return Node(
+        name=name,
+        # A phase that this version does not know counts as queued.
+        state=_STATES.get(as_text(record.get("phase")), State.QUEUED),
+        start=seconds(as_text(record.get("startedAt"))),
+        end=seconds(as_text(record.get("finishedAt"))),
+        message=as_text(record.get("message")),
+        exit_code=int(exit_code) if exit_code and re.fullmatch(r"-?\d{1,9}", exit_code) else None,
+        pod=pod if record.get("type") == "Pod" else "",
+        outputs=outputs,
+    )

@@ -21,13 +21,13 @@ from torchx_kfp.errors import (
     PipelineFileError,
     UnknownRunError,
 )
-from torchx_kfp.execution.host.answers import refuse_run_id
-from torchx_kfp.execution.host.connection import V2BETA1, Connection
+from torchx_kfp.execution.host.answers import as_object, refuse_run_id
+from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection
 from torchx_kfp.execution.host.host_runs import Host
-from torchx_kfp.execution.host.manifest import ManifestSource
-from torchx_kfp.execution.host.nodes import Nodes
+from torchx_kfp.execution.host.nodes import Nodes, manifest_of, read_manifest
 from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
 from torchx_kfp.execution.host.pod_logs import StageLogs
+from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.snapshot import Snapshot, changes
@@ -56,15 +56,13 @@ class PollPolicy:
     """How often a run is polled. Times are in seconds.
 
     The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
-    changes. It is longer if the polls of a large run would otherwise take more than ``share`` of a core. A host that
-    reports errors, or refuses the credentials, is asked again for ``patience``: its database may restart, and a token
-    may be renewed too late.
+    changes. A host that reports errors, or refuses the credentials, is asked again for ``patience``: its database may
+    restart, and a token may be renewed too late.
     """
 
     shortest: float = 1.0
     longest: float = 10.0
     factor: float = 1.4
-    share: float = 0.05
     patience: float = 60.0
     sleep: Callable[[float], object] = time.sleep
 
@@ -112,11 +110,13 @@ class HostRun(ReadableRun):
         self._trusted_bases = {connection.settings.tracker_base, *trusted_bases}
         self._reads = reads
         self._results = ResultReader(self._trusted_bases, run_ids_only=reads == "run ids")
-        self._nodes = ManifestSource(connection, run_id)
         self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)
         #: The run's pipeline, from the first answer that has it, and why it cannot be read, as a sentence.
         self._pipeline: RunPipeline | None = None
         self._problem = ""
+        #: The nodes of its workflow in the last manifest, and why there are none, as a sentence.
+        self._nodes: Nodes | None = None
+        self._manifest = self._no_nodes = ""
         #: The parts of the last answers that matter, the run as they describe it, and the last step of each thing.
         self._facts: tuple[Any, ...] = ()
         self._snapshot = Snapshot([])
@@ -124,8 +124,8 @@ class HostRun(ReadableRun):
         self._events: list[Event] = []
         self._run = RunState()
         self._last: RunRecord | None = None
-        #: The seconds before the last poll, and the CPU time that it took.
-        self._wait, self._cost = policy.shortest, 0.0
+        #: The seconds before the last poll.
+        self._wait = policy.shortest
         #: Since when the host does not answer.
         self._lost_at: float | None = None
         #: The last answer of the host, as JSON of v2beta1.
@@ -148,9 +148,10 @@ class HostRun(ReadableRun):
         """
         self.answer = run = self._ask()
         self._load_pipeline(run)
-        events = self._take_events(run, self._nodes.read())
+        self._read_nodes()
+        events = self._take_events(run)
         is_running = not run_state(run).is_over
-        problems = tuple(filter(None, (self._problem, self._nodes.problem, *self._results.problems)))
+        problems = tuple(filter(None, (self._problem, self._no_nodes, *self._results.problems)))
         last = self._last
         if last is None or events or is_running != last.is_running or problems != last.corrupt:
             self._last = self._record(run, is_running, problems)
@@ -159,11 +160,8 @@ class HostRun(ReadableRun):
 
     def _look(self) -> RunRecord:
         """Return the run as ``read`` does, or as it was before if the host does not answer for a moment."""
-        is_first, began = self._last is None, time.thread_time()
         try:
             record = self.read()
-            # The first look takes most, which the others do not.
-            self._cost = 0.0 if is_first else time.thread_time() - began
         except HostError as error:
             if self._last is None or isinstance(error, HostNotFoundError | HostRefusedError):
                 raise
@@ -182,8 +180,7 @@ class HostRun(ReadableRun):
     def _pause(self, *, changed: bool, longest: float | None) -> None:
         policy = self._policy
         self._wait = policy.shortest if changed else min(self._wait * policy.factor, policy.longest)
-        pause = max(self._wait, self._cost / policy.share)
-        policy.sleep(pause if longest is None else min(pause, longest))
+        policy.sleep(self._wait if longest is None else min(self._wait, longest))
 
     def fetch(self, stages: Collection[str]) -> bool:
         """Update the log files of the named stages; return False if one cannot be read.
@@ -200,7 +197,7 @@ class HostRun(ReadableRun):
                 if started.log_file is None:
                     has_all = False
                     why = "it has no pod yet."
-                    if self._nodes.problem:
+                    if self._no_nodes:
                         look = f" Look at {self.link}." if self.link else ""
                         why = f"the host does not say in which pod it runs.{look}"
                     self._logs.say_once(name, f"The log of {name} cannot be read: {why}")
@@ -212,12 +209,12 @@ class HostRun(ReadableRun):
     def invocation(self, stage: str | None = None) -> Invocation:
         """Return what a stage was started with; see ``RunSource.invocation``."""
         record = self.read()
-        if self._nodes.problem:
-            raise self._unknown_inputs(stage or "STAGE", self._nodes.problem)
+        if self._no_nodes:
+            raise self._unknown_inputs(stage or "STAGE", self._no_nodes)
         found = choose_stage(record, stage)
-        driver = self._snapshot.drivers.get(found)
+        patch = self._snapshot.patches.get(found)
         try:
-            spec = self._nodes.pod_spec(driver) if driver is not None else None
+            spec = PodSpec.parse(patch) if patch else None
         except ValueError as error:
             raise self._unknown_inputs(found, str(error)) from None
         if spec is None:
@@ -262,11 +259,11 @@ class HostRun(ReadableRun):
         if self._pipeline is not None:
             pipeline = whole_pipeline(self._pipeline.pipeline)
             components = {place.name: place.component for place in walk(pipeline) if place.is_stage}
-            for stage, driver in self._snapshot.drivers.items():
+            for stage, patch in self._snapshot.patches.items():
                 component = components.get(without_indices(stage))  # None: an importer for a kept stage
                 with contextlib.suppress(ValueError):  # of another version of KFP
-                    if component is not None and (spec := self._nodes.pod_spec(driver)) is not None:
-                        given[stage] = spec.inputs(component)
+                    if component is not None:
+                        given[stage] = PodSpec.parse(patch).inputs(component)
             ends = OutputLookup(Units(pipeline, self._pipeline.arguments), ends).with_given(given)
             ends |= self._with_run_ids(self._pipeline.tracked, ends)
         return earlier_run(record, trusted_bases=self._trusted_bases, ends=ends)
@@ -352,14 +349,37 @@ class HostRun(ReadableRun):
         elif not self._problem:
             self._problem = "The pipeline of this run cannot be read, nor its stages: the host does not tell it."
 
+    def _read_nodes(self) -> None:
+        """Read the nodes, which stay as they are while the manifest does.
+
+        Raises:
+            HostError: the host has told them before, and does not now.
+        """
+        path = f"{V1BETA1}/runs/{quote(self.run_id, safe='')}"
+        try:
+            answer = self._connection.get(path)
+            refuse_run_id(as_object(answer, "run").get("id"), f"GET {self._connection.name}{path}", self.run_id)
+            manifest = manifest_of(answer)
+            if manifest != self._manifest:
+                self._nodes, self._manifest = read_manifest(manifest), manifest
+            self._no_nodes = ""
+        except (HostError, ValueError) as error:
+            if self._manifest and isinstance(error, HostError):
+                raise
+            # A host may lack this version of the API, or refuse it.
+            self._no_nodes = (
+                f"{self._connection.name} reports only the state of the run (v2beta1), not its nodes (v1beta1), so its "
+                f"stages, their logs, exit codes and results are missing. ({str(error).rstrip('.')}.)"
+            )
+
     # Events
 
-    def _take_events(self, run: Mapping[str, Any], nodes: Nodes | None) -> list[Event]:
+    def _take_events(self, run: Mapping[str, Any]) -> list[Event]:
         """Take and return what has happened since the last answers, in the order of its times."""
-        facts = (run.get("state"), run.get("state_history"), run.get("finished_at"), self._pipeline, nodes)
+        facts = (run.get("state"), run.get("state_history"), run.get("finished_at"), self._pipeline, self._nodes)
         if facts == self._facts:
             return []
-        self._snapshot = Snapshot.of(run, self._pipeline, nodes, self.link)
+        self._snapshot = Snapshot.of(run, self._pipeline, self._nodes, self.link)
         new = changes(self._steps, self._snapshot.steps)
         events = self._completed([step.event for step in new])
         # A signal that came before this lets the next answer tell all of it.

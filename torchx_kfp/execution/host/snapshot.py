@@ -38,10 +38,10 @@ _GRACE_OF_REPLICAS = 30.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All steps of a run so far, in order, and the names of the nodes of its stages' last drivers, by stage."""
+    """All steps of a run so far, in order, and what drivers have decided about pods, by stage: see ``PodSpec``."""
 
     steps: Sequence[Step]
-    drivers: Mapping[str, str] = field(default_factory=dict)
+    patches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class Snapshot:
         if pipeline is None or nodes is None:
             return cls(list(_steps(run, progress, pipeline, nodes, [], link)))
         reader = StageReader(pipeline, nodes, progress)
-        return cls(list(_steps(run, progress, pipeline, nodes, reader.read(), link)), reader.drivers)
+        return cls(list(_steps(run, progress, pipeline, nodes, reader.read(), link)), reader.patches)
 
 
 def _steps(

@@ -117,8 +117,8 @@ class StageReader:
         #: The time of the last step of each stage, and how many attempts it had, in all rounds.
         self._clocks: dict[str, float] = {}
         self._attempts: Counter[str] = Counter()
-        #: The names of the nodes of the last drivers of stages, by the stages' names.
-        self.drivers: dict[str, str] = {}
+        #: What drivers have decided about the pods of stages, by the stages' names: see ``PodSpec``.
+        self.patches: dict[str, str] = {}
 
     def read(self) -> list[Step]:
         """Return the steps of all stages so far, in the order of their times."""
@@ -328,8 +328,8 @@ class StageReader:
             return end
         pods = [pod for body in self._nodes.attempts(path) for pod in self._nodes.attempts(f"{body.name}.executor")]
         starting = [*self._nodes.attempts(f"{path}-driver")[-1:], *pods[-1:]]
-        if driver is not None:
-            self.drivers[name] = starting[0].name
+        if driver is not None and (patch := starting[0].decision("pod-spec-patch")):
+            self.patches[name] = patch
         is_cached = pods[-1].state is State.SKIPPED if pods else node is not None and node.state is State.SUCCEEDED
         self._report_attempts(task, pods, scope, is_over=node is not None and node.state.is_over)
         self._pending(name, task.name, starting, scope)
