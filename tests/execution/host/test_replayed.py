@@ -123,7 +123,7 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     kfp_host.fail(404, times=math.inf, path="v1beta1")
     done = program("replay", f"{run_id}/waits")
     assert done.returncode == 1
-    assert re.search(says("v1beta1", "torchx-kfp show", "torchx-kfp run"), done.stderr), done.stderr
+    assert re.search(says("v1beta1", "torchx-kfp run"), done.stderr), done.stderr
 
 
 def _objects(base: str) -> dict[str, bytes]:
@@ -154,8 +154,7 @@ def test_a_tracker_base_of_pods_has_to_be_named(program: Program, kfp_host: KfpH
     ended(kfp_host, again)
     done = program("replay", f"{again}/train", TORCHX_KFP_TRACKER_BASE=str(base))
     assert done.returncode == 1
-    assert re.search(says("cache", again), done.stderr), done.stderr
-    assert "torchx-kfp show" not in done.stderr, "the records are those of another run"
+    assert re.search(says("those of another run", again), done.stderr), done.stderr
 
 
 def test_a_stage_that_still_runs(program: Program, kfp_host: KfpHost, tmp_path: Path) -> None:

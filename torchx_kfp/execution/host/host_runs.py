@@ -54,7 +54,7 @@ _LOOKED_AT = 300
 _PAGE, _MOST_PAGES = 50, 1000
 #: A run of which nothing is said.
 DEFAULT = Submission()
-UNARCHIVED, ANY_RUN = RunFilter(), RunFilter(archived=None)
+UNARCHIVED, ANY_RUN = RunFilter(), RunFilter(archived=True)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class RunSummary:
     created: float
     finished: float | None
     link: str
-    is_archived: bool = False
     schedule_id: str = ""
     scheduled: float = 0.0
     #: The run's argument for the tracker base, or the default in its pipeline.
@@ -307,7 +306,6 @@ class Host:
             created=seconds(run.get("created_at")) or 0.0,
             finished=seconds(run.get("finished_at")),
             link=self.connection.link(run_id),
-            is_archived=_is_archived(run),
             schedule_id=as_text(run.get("recurring_run_id")),
             scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
             tracker_base=tracker_base_of(run),
@@ -349,10 +347,6 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
         for task in tasks.values():
             task["cachingOptions"] = {**(task.get("cachingOptions") or {}), "enableCache": False}
     return changed
-
-
-def _is_archived(run: Mapping[str, Any]) -> bool:
-    return run.get("storage_state") == "ARCHIVED"
 
 
 def tracker_base_of(answer: Mapping[str, Any]) -> str:

@@ -192,17 +192,11 @@ class HostRun(ReadableRun):
         for name in stages:
             attempts = record.run.attempts_at(name)
             # A retry of the run gives the new pod the name of the failed one, whose log is lost then.
-            last = {started.pod_name: started for started in attempts}
-            for started in last.values():
-                if started.log_file is None:
+            for started in {started.pod_name: started for started in attempts}.values():
+                is_over = started is not attempts[-1] or record.run.has_ended(name) or not record.is_running
+                if started.log_file is None:  # the host does not say in which pod it runs
                     has_all = False
-                    why = "it has no pod yet."
-                    if self._no_nodes:
-                        look = f" Look at {self.link}." if self.link else ""
-                        why = f"the host does not say in which pod it runs.{look}"
-                    self._logs.say_once(name, f"The log of {name} cannot be read: {why}")
                 else:
-                    is_over = started is not attempts[-1] or record.run.has_ended(name) or not record.is_running
                     wanted.append((started.log_file, is_over))
         return self._logs.fetch_all(wanted) and has_all
 
@@ -212,20 +206,17 @@ class HostRun(ReadableRun):
         if self._no_nodes:
             raise self._unknown_inputs(stage or "STAGE", self._no_nodes)
         found = choose_stage(record, stage)
-        patch = self._snapshot.patches.get(found)
+        end, patch = record.run.end_of(found), self._snapshot.patches.get(found)
+        if patch is None and end is not None and (end.cached_from or end.state in (State.SKIPPED, State.NOT_RUN)):
+            raise not_started(record, found)
+        if patch is None:
+            is_cached = end is not None and end.state is State.CACHED
+            why = "KFP took its outputs from those of another run" if is_cached else "KFP has made no pod for it so far"
+            raise self._unknown_inputs(found, why)
         try:
-            spec = PodSpec.parse(patch) if patch else None
+            spec = PodSpec.parse(patch)
         except ValueError as error:
             raise self._unknown_inputs(found, str(error)) from None
-        if spec is None:
-            end = record.run.end_of(found)
-            if end is not None and (end.cached_from or end.state in (State.SKIPPED, State.NOT_RUN)):
-                raise not_started(record, found)
-            why = "KFP has made no pod for it so far"
-            is_cached = end is not None and end.state is State.CACHED
-            if is_cached:
-                why = "KFP took its outputs from its cache, so it had no pod. Replay the run whose outputs those are"
-            raise self._unknown_inputs(found, why, is_cached=is_cached)
         pipeline = record.load()
         place = place_of(pipeline, found, record.arguments)
         started = record.run.attempts_at(found)
@@ -240,12 +231,10 @@ class HostRun(ReadableRun):
             str(self.answer.get("service_account") or ""),
         )
 
-    def _unknown_inputs(self, stage: str, why: str, *, is_cached: bool = False) -> HostError:
-        recorded = f"What it recorded is still there (torchx-kfp show {self.run_id}/{stage}), and "
-        recorded = "" if is_cached else recorded  # what is there is that of another run
+    def _unknown_inputs(self, stage: str, why: str) -> HostError:
         return HostError(
             f"{self._connection.name} does not say what {stage!r} of the run {self.run_id} was started with: "
-            f"{why.rstrip('.')}. {recorded}torchx-kfp run runs the whole pipeline here."
+            f"{why.rstrip('.')}. torchx-kfp run runs the whole pipeline here."
         )
 
     def earlier(self) -> EarlierRun:
@@ -369,7 +358,7 @@ class HostRun(ReadableRun):
             # A host may lack this version of the API, or refuse it.
             self._no_nodes = (
                 f"{self._connection.name} reports only the state of the run (v2beta1), not its nodes (v1beta1), so its "
-                f"stages, their logs, exit codes and results are missing. ({str(error).rstrip('.')}.)"
+                f"stages, their logs, exit codes and results are missing. ({error})"
             )
 
     # Events

@@ -23,7 +23,7 @@ class RunFilter:
         name: a part of the run's name in KFP's UI, in upper or lower case.
         newer_than: the age in seconds that runs have not reached, counted from their creation.
         older_than: the age in seconds that runs have reached.
-        archived: whether runs are archived; None for both kinds.
+        archived: whether archived runs are selected, too.
         schedule_id: the id of the schedule that made the run.
     """
 
@@ -31,7 +31,7 @@ class RunFilter:
     name: str = ""
     newer_than: float | None = None
     older_than: float | None = None
-    archived: bool | None = False
+    archived: bool = False
     schedule_id: str = ""
 
     def __post_init__(self) -> None:
@@ -56,17 +56,11 @@ class RunFilter:
             found.append(_predicate("IN", "state", stringValues={"values": words}))
         if self.name:
             found.append(_predicate("IS_SUBSTRING", "display_name", stringValue=self.name))
-        if self.newer_than is not None:
-            found.append(
-                _predicate("GREATER_THAN_EQUALS", "created_at", timestampValue=timestamp(now - self.newer_than))
-            )
-        if self.older_than is not None:
-            end = timestamp(now - self.older_than)
-            found.append(_predicate("LESS_THAN_EQUALS", "created_at", timestampValue=end))
-        if self.archived is not None:
-            found.append(
-                _predicate("EQUALS" if self.archived else "NOT_EQUALS", "storage_state", stringValue="ARCHIVED")
-            )
+        for operation, age in (("GREATER_THAN_EQUALS", self.newer_than), ("LESS_THAN_EQUALS", self.older_than)):
+            if age is not None:
+                found.append(_predicate(operation, "created_at", timestampValue=timestamp(now - age)))
+        if not self.archived:
+            found.append(_predicate("NOT_EQUALS", "storage_state", stringValue="ARCHIVED"))
         if self.schedule_id:
             found.append(_predicate("EQUALS", "recurring_run_id", stringValue=self.schedule_id))
         return _query(found) if found else ""

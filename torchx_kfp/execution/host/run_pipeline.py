@@ -73,10 +73,6 @@ class RunPipeline:
             kept=tuple(dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in ends),
         )
 
-    def is_distributed(self, stage: str) -> bool:
-        """Tell whether an engine runs the replicas of a stage."""
-        return bool(self.places[without_indices(stage)].component.facts.replica_roles)
-
     def is_import(self, stage: str) -> bool:
         """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""
         return self.places[without_indices(stage)].component.importer is not None

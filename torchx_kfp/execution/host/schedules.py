@@ -240,7 +240,7 @@ class Schedules:
     @staticmethod
     def runs_of(schedule: Schedule) -> RunFilter:
         """Return the filter for the runs of a schedule, with those that are archived."""
-        return RunFilter(archived=None, schedule_id=schedule.schedule_id)
+        return RunFilter(archived=True, schedule_id=schedule.schedule_id)
 
     def _answers(self, query: str = "") -> Iterator[Mapping[str, Any]]:
         found = self._host.objects(_SCHEDULES, "recurringRuns", query)

@@ -32,8 +32,6 @@ from torchx_kfp.execution.runs.vocabulary import State
 RUN = ""
 #: The sentence that ends a canceled run: "Run X was ended by ...".
 CANCELED_BY = "a request to KFP"
-#: Seconds that the replicas of an engine have after SIGTERM.
-_GRACE_OF_REPLICAS = 30.0
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,7 @@ def _steps(
         before = [step for step in stages if canceled is None or step.event.time < canceled]
         yield from before
         if canceled is not None:
-            has_replicas = pipeline is not None and any(map(pipeline.is_distributed, pipeline.places))
-            grace = _GRACE_OF_REPLICAS if has_replicas else KFP_GRACE
-            yield Step(RUN, Place(index, phase=Phase.ENDING), RunEnding(CANCELED_ON_KFP, grace, time=canceled))
+            yield Step(RUN, Place(index, phase=Phase.ENDING), RunEnding(CANCELED_ON_KFP, KFP_GRACE, time=canceled))
         yield from stages[len(before) :]
         if period.state.is_over:
             reason = _reason(run, period, stages, nodes, is_last=index == last)

@@ -21,7 +21,6 @@ from torchx_kfp.common.text import clean, duration, shown
 from torchx_kfp.errors import LocalRunError
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
-    KFP_GRACE,
     Event,
     PipelineRetried,
     RunEnding,
@@ -106,8 +105,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
         return _finished(event, verbose)
     if isinstance(event, RunEnding):
         if event.reason == CANCELED_ON_KFP:
-            replicas = f", replicas of an engine {event.grace:g} s" if event.grace > KFP_GRACE else ""
-            return [f"{event.reason}: the running applications have about {KFP_GRACE:g} s to end{replicas}."]
+            return [f"{event.reason}: the running applications have about {event.grace:g} s to end."]
         return [f"{event.reason}: the running stages have {event.grace:g} s to end; another signal kills them."]
     if isinstance(event, RunFinished) and event.state is State.CANCELED:
         return [f"Run {event.run_id} was ended by {event.reason}."]

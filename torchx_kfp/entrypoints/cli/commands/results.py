@@ -202,7 +202,7 @@ def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
     if lookup.base is None:
         lookup.verify_trusted(given, ran_here=False)
     recorder = open_recorder(given)
-    where = RunFilter(archived=None, schedule_id=schedules.find_id(name))
+    where = RunFilter(archived=True, schedule_id=schedules.find_id(name))
     runs = sorted(host.list(where), key=lambda run: run.scheduled)
     if not runs:
         raise MissingResultsError(
