@@ -189,24 +189,21 @@ def test_an_image_whose_name_looks_like_an_option(execute):
     assert reason.startswith("could not be started: the image '--privileged' is not here and cannot be pulled: ")
 
 
-def test_stages_in_containers_and_processes_hand_on_outputs_artifacts_and_results(execute, engine, tmp_path):
+def test_stages_hand_on_outputs_artifacts_and_results(execute, engine, tmp_path):
     app = AppDef("record", roles=[Role("record", OWN_IMAGE, entrypoint="sh", args=["-c", RECORD])])
 
     @dsl.pipeline
     def pipeline(tracker_base: str):
         made = shell_out(script='echo "in $(cat /proc/sys/kernel/hostname)" >&2; printf v >$0; echo data >$1')
         read(data=made.outputs["data"])
-        shell(script=f"test {made.outputs['out']} = v; test -e /bin/bash && echo process")
+        shell(script=f"test {made.outputs['out']} = v")
         task_from_app(app, tracker_base=tracker_base)
-        task_from_app(app, tracker_base=tracker_base, name="record-2")
 
     base = tmp_path / "tracker"
-    result = execute(pipeline, {"tracker_base": str(base)}, docker=["shell-out", "read", "record"])
+    result = execute(pipeline, {"tracker_base": str(base)})
     result.raise_for_failure()
     assert log_of(result, "read") == "data\n"
-    assert log_of(result, "shell") == "process\n"
-    results = {stage.name: stage.results for stage in result.stages}
-    assert (results["record"], results["record-2"]) == ({"user": 1234}, {"user": os.getuid()})
+    assert result["record"].results == {"user": 1234}
     assert {stage.run_id.split("/")[0] for stage in result.stages if stage.run_id} == {result.run_id}
 
 

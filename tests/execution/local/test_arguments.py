@@ -122,7 +122,7 @@ def test_the_inputs_of_a_stage_are_those_of_its_pipeline(tmp_path):
         ({"grace": -1}, ["grace must be a number of seconds, 0 or more, but is -1."]),
         ({"grace": float("inf")}, ["grace must be a number of seconds, 0 or more, but is inf."]),
         *(({"timeout": value}, ["timeout", "seconds", "more than 0", value]) for value in (0, -1, "5", float("nan"))),
-        ({"docker": "shell"}, ["docker must be True, or a list of stages' names, but is 'shell'"]),
+        ({"docker": "shell"}, ["docker must be True or False, but is 'shell'"]),
         ({"docker": True, "mounts": "/data"}, ["mounts must be a list"]),
         ({"mounts": ["."]}, ["Mounts are for stages in containers"]),
         ({"output_dir": 5}, ["output_dir must be the path of a folder, but is 5."]),

@@ -72,18 +72,15 @@ def test_a_stage_in_a_container_needs_no_command():
         no_command()
         write(x="a")
 
-    for docker in (False, ["write"]):
-        with pytest.raises(UnsupportedPipelineError, match=says("--docker", "'pipeline'", "'no-command'", "'image'")):
-            run(pipeline, docker=docker)
-    for docker in (True, ["no-command"]):
-        with pytest.raises(ContainerEngineError):
-            run(pipeline, docker=docker)
+    with pytest.raises(UnsupportedPipelineError, match=says("--docker", "'pipeline'", "'no-command'", "'image'")):
+        run(pipeline)
+    with pytest.raises(ContainerEngineError):
+        run(pipeline, docker=True)
 
 
 @pytest.mark.parametrize(
     ("options", "facts"),
     [
-        ({"docker": ["iner/write"]}, ["'iner/write'", "'outer'", "'inner/write'", "Name"]),
         ({"mounts": ["missing"]}, ["'missing'", "/missing'", "Create"]),
         *(
             ({"mounts": [text]}, ["SRC[:DST][:ro]", "Write"])

@@ -7,10 +7,10 @@ import pytest
 from kfp import dsl, kubernetes
 
 from tests.execution.local.test_bases import one
-from tests.execution.local.test_containers import no_command, outer
+from tests.execution.local.test_containers import no_command
 from tests.facts import says
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.execution.local.executors.executor import Containers, choose_containers
+from torchx_kfp.execution.local.executors.executor import Containers
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
     artifact_mounts,
@@ -25,15 +25,6 @@ from torchx_kfp.execution.pipeline.placeholders import Facts, Limits, parse_quan
 from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.tracking.recorder import Recorder
-
-
-def test_stages_are_chosen_by_name():
-    nested = load_pipeline(outer)
-    assert choose_containers(nested, False).names == set()
-    assert choose_containers(nested, True).names == {"shell", "inner/write", "inner/shell"}
-    assert choose_containers(nested, ["shell"]).names == {"shell", "inner/shell"}
-    some = choose_containers(nested, ("inner/shell",))
-    assert ("inner/shell[1,0]" in some, "shell" in some) == (True, False)
 
 
 def test_a_mount_has_a_folder_a_place_and_a_mode(tmp_path, monkeypatch):
@@ -122,12 +113,11 @@ def test_what_processes_cannot_have_containers_can(tmp_path):
         kubernetes.set_image_pull_policy(task, "Always")
 
     loaded = load_pipeline(pipeline)
-    chosen = choose_containers(loaded, True)
     mount = "the volume claim 'claim' (give --mount FOLDER:/no/such/data)"
-    assert find_not_applied(loaded, containers=chosen) == ("accelerator limits", mount)
-    mounted = choose_containers(loaded, True, [parse_mount(f"{tmp_path}:/no/such/data")])
-    assert find_not_applied(loaded, containers=mounted) == ("accelerator limits",)
-    assert find_not_applied(loaded, containers=Containers(chosen.names, mounted.mounts, has_gpus=True)) == ()
+    assert find_not_applied(loaded, containers=Containers()) == ("accelerator limits", mount)
+    mounts = (parse_mount(f"{tmp_path}:/no/such/data"),)
+    assert find_not_applied(loaded, containers=Containers(mounts)) == ("accelerator limits",)
+    assert find_not_applied(loaded, containers=Containers(mounts, has_gpus=True)) == ()
     assert find_not_applied(loaded) == (
         "an empty directory 'scratch' (make the directory /no/such/folder, or use --docker)",
         "cpu, memory and accelerator limits",
@@ -148,7 +138,7 @@ def test_an_s3_server_of_this_machine_is_not_that_of_a_container():
     def said(own, **options):
         return find_not_applied(loaded, environ={"AWS_ENDPOINT_URL": own}, **options)
 
-    inside = {"containers": choose_containers(loaded, True)}
+    inside = {"containers": Containers()}
     assert said(there) == said(there, **inside) == ()
     used = f"AWS_ENDPOINT_URL={there} (your own AWS_ENDPOINT_URL is used)"
     assert said(here) == said(other) == said(other, **inside) == (used,)

@@ -139,7 +139,6 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, str]]] = [
         {**PROCESSES, "at the same time": "up to 1 stage"},
     ),
     ({"docker": True, "mounts": ["/d:/d:ro"]}, {"stages ran": "in containers", "mounts": '["/d:/d:ro"]'}),
-    ({"docker": ["a", "b"]}, {"stages ran": "in containers: a, b; all others as processes"}),
     (
         {"timeout": 5400.0, "cache": False, "fail_fast": True, "directory": "/home/you"},
         {

@@ -28,7 +28,6 @@ from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.container import ContainerExecutor
 from torchx_kfp.execution.local.executors.executor import (
     MADE,
-    NO_CONTAINERS,
     AttemptError,
     AttemptPlan,
     Containers,
@@ -70,8 +69,8 @@ class RunContext:
     constants: Mapping[str, str]
     options: RunOptions
     given: GivenKeys = field(default_factory=GivenKeys)
-    #: The stages that run in containers, and what runs them.
-    containers: Containers = NO_CONTAINERS
+    #: If stages run in containers, what these share, and what runs them.
+    containers: Containers | None = None
     docker: ContainerExecutor | None = None
     pod_names: PodNames = field(default_factory=PodNames)
 
@@ -109,7 +108,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     )
     image = resolve_text(container.image, facts)
     command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
-    in_container = run.name in context.containers
+    in_container = context.containers is not None
     endpoints = own_endpoints(context.environ, in_container=in_container)
     if endpoints:
         words = set_aside([*command, *args], S3_ENDPOINT)
@@ -147,19 +146,19 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         secrets=frozenset(secrets),
         environ=environ,
         copies=copies,
-        named=_named(run, context),
+        named=_named(context),
         python=python,
     )
-    if not in_container:
+    if context.containers is None:
         return plan
     files = given_files(component, context.given, run.dag.inputs)
     return dataclasses.replace(plan, container=context.containers.place(plan, files, context.options.named))
 
 
-def _named(run: TaskRun, context: RunContext) -> list[str]:
+def _named(context: RunContext) -> list[str]:
     """Return the places from which files may be copied for a stage: a process has the user's own rights."""
     containers = context.containers
-    if run.name not in containers:
+    if containers is None:
         return [*context.options.named, os.sep]
     shown = (mount.source for mount in containers.mounts if mount.source == mount.target)
     return [*context.options.named, *shown]
@@ -182,7 +181,7 @@ def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext) -> str:
         return ""
     surroundings: list[Any]
     if plan.container is not None:
-        mounts = sorted(map(str, context.containers.mounts))
+        mounts = sorted(map(str, context.options.mounts))
         files = given_files(plan.component, context.given, run.dag.inputs)
         assert context.docker is not None
         surroundings = ["container", context.docker.image_id(plan.image), mounts, files]

@@ -121,22 +121,27 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
 
 
 def verify_given(
-    stages: Iterable[tuple[Component, Mapping[str, Any], bool]], given: GivenKeys, environ: Mapping[str, str]
+    stages: Iterable[tuple[Component, Mapping[str, Any]]],
+    given: GivenKeys,
+    environ: Mapping[str, str],
+    *,
+    in_containers: bool,
 ) -> None:
     """Check the secrets and config maps that were given.
 
     Args:
-        stages: the components, each with the known inputs of its scope, and whether it runs in a container.
+        stages: the components, each with the known inputs of its scope.
         given: what was given.
         environ: the variables of this machine.
+        in_containers: whether the stages run in containers.
 
     Raises:
         ArgumentError: no stage uses one of them, one lacks a key that is used, or a container would get a variable of
             this machine that the user has not named.
     """
     taken: dict[str, set[str]] = {"secret": set(), "config map": set()}
-    for component, inputs, in_container in stages:
-        own = given.environment(environ, in_container=in_container)
+    own = given.environment(environ, in_container=in_containers)
+    for component, inputs in stages:
         for key, item in entries(component.platform, (*VARIABLES, *FILES)):
             kind, name = POD_SETTINGS[key].keys_of, name_of(item, inputs)
             taken[kind].add(name)

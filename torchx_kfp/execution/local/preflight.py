@@ -13,7 +13,7 @@ from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.errors import MissingCredentialsError, TrackerError
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.endpoints import described, own_endpoints
-from torchx_kfp.execution.local.executors.executor import NO_CONTAINERS, Containers
+from torchx_kfp.execution.local.executors.executor import Containers
 from torchx_kfp.execution.local.given_keys import GivenKeys, missing_variables
 from torchx_kfp.execution.model import checks as backend
 from torchx_kfp.execution.model.findings import REFUSED, Finding, Kind, merge, refuse
@@ -41,12 +41,12 @@ _NAME = r"{\1}"
 _LONGEST_NAME = 100
 
 
-def check_pipeline(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
+def check_pipeline(pipeline: Pipeline, *, in_containers: bool = False) -> list[Finding]:
     """Return all findings about a pipeline.
 
     Args:
         pipeline: the pipeline.
-        containers: the stages that run in containers; the others are processes.
+        in_containers: whether its stages run in containers, not as processes.
     """
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
@@ -55,7 +55,7 @@ def check_pipeline(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -
         found += [Finding(Kind.NOT_HERE, "the pipeline", text) for text in refused]
         for scoped in walk(pipeline):
             found += backend.of_task(pipeline, scoped)
-            problems = _task_problems(scoped, scoped.name in containers)
+            problems = _task_problems(scoped, in_containers)
             found += [Finding(Kind.NOT_HERE, f"task {scoped.path!r}", text) for text in problems]
     return merge(found)
 
@@ -65,13 +65,13 @@ def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
     return {name: item.default for name, item in pipeline.root.inputs.items() if item.has_default}
 
 
-def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
+def check_supported(pipeline: Pipeline, *, in_containers: bool = False) -> list[Finding]:
     """Return the findings about a pipeline that can run here. The arguments are those of ``check_pipeline``.
 
     Raises:
         UnsupportedPipelineError: the pipeline cannot run on this machine, or fails on KFP's backend.
     """
-    found = check_pipeline(pipeline, containers)
+    found = check_pipeline(pipeline, in_containers=in_containers)
     refuse(pipeline.name, [finding for finding in found if finding.kind in REFUSED])
     return found
 
@@ -80,7 +80,7 @@ def find_not_applied(
     pipeline: Pipeline,
     arguments: Mapping[str, Any] | None = None,
     given: GivenKeys | None = None,
-    containers: Containers = NO_CONTAINERS,
+    containers: Containers | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, ...]:
     """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine."""
@@ -89,7 +89,7 @@ def find_not_applied(
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
         if any(own_endpoints(environ, in_container=False)):
             for stage in known_stages(pipeline, arguments):
-                kinds.add(described(stage.variables, environ, in_container=stage.name in containers))
+                kinds.add(described(stage.variables, environ, in_container=containers is not None))
             kinds.discard("")
         for scoped in walk(pipeline, arguments=arguments):
             kinds.update(stage_not_applied(scoped, given, containers, environ))
@@ -97,13 +97,14 @@ def find_not_applied(
 
 
 def stage_not_applied(
-    scoped: ScopedTask, given: GivenKeys, containers: Containers, environ: Mapping[str, str]
+    scoped: ScopedTask, given: GivenKeys, containers: Containers | None, environ: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield what a stage does not have on this machine."""
-    component, inputs, in_container = scoped.component, scoped.scope_inputs, scoped.name in containers
+    component, inputs, in_container = scoped.component, scoped.scope_inputs, containers is not None
+    has_gpus = containers is not None and containers.has_gpus
     yield from missing_variables(component, given, inputs, environ, in_container=in_container)
-    yield from kubernetes.not_applied(component, in_container=in_container, has_gpus=containers.has_gpus)
-    if in_container:
+    yield from kubernetes.not_applied(component, in_container=in_container, has_gpus=has_gpus)
+    if containers is not None:
         mounted = [mount.target for mount in containers.mounts]
         yield from kubernetes.missing_mounts(component, given, inputs, mounted)
     else:
@@ -181,7 +182,7 @@ def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
 
 
 def check_bases(
-    pipeline: Pipeline, arguments: Mapping[str, Any], directory: str, containers: Containers = NO_CONTAINERS
+    pipeline: Pipeline, arguments: Mapping[str, Any], directory: str, containers: Containers | None = None
 ) -> None:
     """Write a small file to each tracker base that is already known, read it, and remove it.
 
@@ -189,7 +190,7 @@ def check_bases(
         pipeline: the pipeline that is going to run.
         arguments: the values of all its parameters.
         directory: the directory in which its stages run.
-        containers: its containers. A base inside a mount whose path differs here is not checked.
+        containers: its containers, if it has some. A base inside a mount whose path differs here is not checked.
 
     If this process has no credentials for a base, it is left to stages that may have their own: those in containers,
     and those whose AppDef sets variables or takes secrets.
@@ -199,7 +200,7 @@ def check_bases(
         TrackerError: a base cannot be written or read. A file that cannot be removed is not an error.
     """
     for base, stages in known_bases(pipeline, arguments).items():
-        mounts = containers.mounts
+        mounts = containers.mounts if containers is not None else ()
         if any(f"{base}/".startswith(f"{mount.target}/") and mount.source != mount.target for mount in mounts):
             continue
         try:
@@ -207,7 +208,7 @@ def check_bases(
         except MissingCredentialsError:
             # A stage may get what this process does not have: variables, secrets or config maps.
             if not any(
-                stage.name in containers or stage.variables or entries(stage.component.platform, (*VARIABLES, *FILES))
+                containers is not None or stage.variables or entries(stage.component.platform, (*VARIABLES, *FILES))
                 for stage in stages
             ):
                 raise

@@ -24,9 +24,9 @@ from torchx_kfp.errors import ArgumentError, TrackerBaseError
 from torchx_kfp.execution.local.attempt import Attempt, RunContext
 from torchx_kfp.execution.local.executors.executor import (
     AttemptPlan,
+    Containers,
     Setup,
     Start,
-    choose_containers,
     verify_private,
 )
 from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
@@ -192,19 +192,19 @@ def replay_invocation(
         raise ArgumentError(f"The workspace {overrides.code!r} is not a folder.")
     chosen = _options(record, options, overrides, named_base)
     runs = str(record.folder.absolute().parent) if record.folder else ""
-    containers = choose_containers(invocation.pipeline, chosen.docker, chosen.mounts, runs)
+    containers = Containers(chosen.mounts, runs) if chosen.docker else None
     variables = {name: value for name, value in overrides.environ.items() if value is not None}
     given = GivenKeys(secrets, config_maps, variables)
-    verify_given(
-        [(invocation.component, invocation.place.scope_inputs, invocation.stage in containers)], given, os.environ
-    )
+    stages = [(invocation.component, invocation.place.scope_inputs)]
+    verify_given(stages, given, os.environ, in_containers=chosen.docker)
     run_id = f"{REPLAY}{make_run_name(invocation.pipeline.name)}"
     folder = Path(output_dir or runs or OUTPUT_DIR).absolute() / REPLAYS / run_id
-    verify_private(containers, str(folder.parent), None)
+    if containers is not None:
+        verify_private(containers, str(folder.parent), None)
     stored = {"replays": invocation.name}
     watch = _Notices()
     with (
-        connected(containers, run_id) as docker,
+        connected(chosen, run_id) as docker,
         Journal.create(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
     ):
         context = make_context(folder, chosen, given, containers, docker)
@@ -280,7 +280,7 @@ def _refuse_other(invocation: Invocation, context: RunContext, path: str) -> Non
     A folder may be somebody else's: it could name any file of this machine.
     """
     containers = context.containers
-    if invocation.stage not in containers or is_of_a_run(path, containers.runs):
+    if containers is None or is_of_a_run(path, containers.runs):
         return
     if all(source_of(path, mount) != path for mount in containers.mounts):
         raise ArgumentError(

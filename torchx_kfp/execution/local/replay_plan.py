@@ -17,11 +17,10 @@ from pathlib import Path
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import DecodedCommand, decode
 from torchx_kfp.contract.scripts import assignment, workspace_in, workspace_words
-from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.attempt import RunContext, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.endpoints import described
-from torchx_kfp.execution.local.executors.executor import AttemptPlan, choose_containers
+from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.given_keys import missing_variables
 from torchx_kfp.execution.local.kubernetes import time_limit
 from torchx_kfp.execution.local.preflight import stage_not_applied
@@ -152,7 +151,8 @@ def _differences(
 ) -> Iterator[str]:
     """Describe what is not as it was, one thing a sentence."""
     component, containers = invocation.component, context.containers
-    in_container, was_process = attempt.container is not None, _was_process(invocation)
+    in_container = attempt.container is not None
+    was_process = invocation.record.folder is not None and invocation.record.options.get("docker") is False
     if in_container and was_process:
         yield f"It runs in the image {attempt.image}, not as a process of this machine"
     if not in_container and not was_process:
@@ -188,14 +188,3 @@ def _differences(
         yield "It is tried only once"
     if overrides.shell:
         yield f"A shell runs in place of the application, which sh ${COMMAND_FILE} runs"
-
-
-def _was_process(invocation: Invocation) -> bool:
-    """Tell whether the stage ran as a process of this machine."""
-    record = invocation.record
-    if record.folder is None:
-        return False
-    try:
-        return invocation.place.name not in choose_containers(invocation.pipeline, record.options.get("docker", False))
-    except (ArgumentError, TypeError):  # the folder is damaged, or somebody else's
-        return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -43,7 +43,7 @@ class RunKeywords(TypedDict, total=False):
     timeout: float | None
     fail_fast: bool | None
     max_items: int | None
-    docker: bool | Collection[str] | None
+    docker: bool | None
     mounts: Sequence[str | Mount] | None
     copy_from: Sequence[str] | None
     directory: str | os.PathLike[str] | None
@@ -63,8 +63,7 @@ class RunOptions:
         fail_fast: whether the first failure of a stage ends the run; exit tasks and tasks that ignore failures still
             run.
         max_items: how many items all loops of the run may have together.
-        docker: the stages that run in their images with Docker or Podman: True for all of them, or the names of some
-            (``train``, ``inner/train``).
+        docker: whether stages run in containers of their images, with Docker or Podman.
         mounts: folders and files of this machine that those containers see, as ``SRC[:DST][:ro]``. They always see
             their own outputs, the outputs of other stages that they read, and paths that are arguments (such as a
             tracker base).
@@ -83,7 +82,7 @@ class RunOptions:
     timeout: float | None = None
     fail_fast: bool = False
     max_items: int = MAX_ITEMS
-    docker: bool | tuple[str, ...] = False
+    docker: bool = False
     mounts: tuple[Mount, ...] = ()
     directory: str = field(default_factory=os.getcwd)
     kfp_workspace: str = ""
@@ -128,10 +127,8 @@ class RunOptions:
         for name in ("directory", "kfp_workspace"):
             if name in given:
                 given[name] = os.path.abspath(given[name])
-        if not isinstance(docker := given.get("docker", False), bool):
-            if isinstance(docker, (str, bytes)) or not isinstance(docker, Collection):
-                raise ArgumentError(f"docker must be True, or a list of stages' names, but is {docker!r}.")
-            given["docker"] = tuple(docker)
+        if not isinstance(given.get("docker", False), bool):
+            raise ArgumentError(f"docker must be True or False, but is {given['docker']!r}.")
         mounts = _listed("mounts", given.get("mounts", ()), "/data:/data:ro")
         given["mounts"] = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
         given["named"] = (*named, *_listed("copy_from", given.pop("copy_from", ()), "https://example.com/data"))

@@ -20,7 +20,7 @@ from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.dag_scheduler import Scheduler
 from torchx_kfp.execution.local.executors.container import ContainerExecutor
 from torchx_kfp.execution.local.executors.engine import find_engine
-from torchx_kfp.execution.local.executors.executor import Containers, choose_containers, verify_private
+from torchx_kfp.execution.local.executors.executor import Containers, verify_private
 from torchx_kfp.execution.local.executors.mounts import named_places
 from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
@@ -32,7 +32,6 @@ from torchx_kfp.execution.model.checks import of_arguments
 from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
-from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, make_run_name, walk
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
@@ -163,18 +162,22 @@ def start(
     """
     loaded, values = prepared.pipeline, prepared.values
     chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.trusted_bases])
-    containers = choose_containers(loaded, chosen.docker, chosen.mounts)
-    found = check_supported(loaded, containers)
+    containers = Containers(chosen.mounts) if chosen.docker else None
+    found = check_supported(loaded, in_containers=chosen.docker)
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env))
-    _verify_given(loaded, values, given, containers)
+    with reading(f"The pipeline {loaded.name!r}"):
+        stages = [(place.component, place.scope_inputs) for place in walk(loaded, arguments=values)]
+        verify_given(stages, given, os.environ, in_containers=chosen.docker)
     found += of_arguments(values)
     check_bases(loaded, values, chosen.directory, containers)
     is_again = bool(run_id)
     run_id = run_id or make_run_name(check_run_name(name) if name else loaded.name)
     folder = Path(output_dir).absolute() / run_id
-    verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
+    if containers is not None:
+        workspace = chosen.workspace_of(folder) if has_workspace(loaded) else None
+        verify_private(containers, str(folder.parent), workspace)
     watch = watch if watch is not None else default_watch()
-    with connected(containers, run_id) as docker:
+    with connected(chosen, run_id) as docker:
         prepared.upload(say)
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
@@ -202,19 +205,14 @@ def _named_variables(names: Collection[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _verify_given(pipeline: Pipeline, arguments: Mapping[str, Any], given: GivenKeys, containers: Containers) -> None:
-    with reading(f"The pipeline {pipeline.name!r}"):
-        stages = ((it.component, it.scope_inputs, it.name in containers) for it in walk(pipeline, arguments=arguments))
-        verify_given(stages, given, os.environ)
-
-
 def make_context(
-    folder: Path, options: RunOptions, given: GivenKeys, containers: Containers, docker: ContainerExecutor | None
+    folder: Path, options: RunOptions, given: GivenKeys, containers: Containers | None, docker: ContainerExecutor | None
 ) -> RunContext:
     """Return the facts that all stages of the run in this folder share."""
     run_id, mark = folder.name, run_mark(folder)
-    if docker is not None:
+    if docker is not None and containers is not None:
         docker.mark = mark
+        containers = dataclasses.replace(containers, has_gpus=docker.engine.has_gpus)
         if docker.engine.remaps_users:
             folder.chmod(0o711)
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -235,7 +233,7 @@ def make_context(
         },
         options=options,
         given=given,
-        containers=dataclasses.replace(containers, has_gpus=docker is not None and docker.engine.has_gpus),
+        containers=containers,
         docker=docker,
     )
 
@@ -300,9 +298,9 @@ def _execute(
 
 
 @contextlib.contextmanager
-def connected(containers: Containers, run_id: str) -> Iterator[ContainerExecutor | None]:
+def connected(options: RunOptions, run_id: str) -> Iterator[ContainerExecutor | None]:
     """Connect to the engine if the run has containers, and remove them at the end."""
-    if not containers.names:
+    if not options.docker:
         yield None
         return
     with contextlib.closing(ContainerExecutor(find_engine(), run_id)) as docker:

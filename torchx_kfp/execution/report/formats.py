@@ -32,11 +32,8 @@ def text(value: Any) -> str:
 def circumstances(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return how a run was run, in users' words, from its recorded options. Those that changed nothing are left out."""
     docker, limit, parallelism = (options.get(name) for name in ("docker", "timeout", "parallelism"))
-    stages = "in containers" if docker else "as processes"
-    if docker and isinstance(docker, list):
-        stages = f"in containers: {', '.join(map(text, docker))}; all others as processes"
     found = {
-        "stages ran": stages,
+        "stages ran": "in containers" if docker else "as processes",
         "at the same time": f"up to {counted(parallelism, 'stage')}" if isinstance(parallelism, int) else "",
         "directory": options.get("directory"),
         "workspace": options.get("kfp_workspace"),

@@ -81,9 +81,7 @@ class EarlierRun:
         """
         found = self.record.options if self.record.folder is not None else {}
         options = {name: found[name] for name in ("docker", "directory") if found.get(name)}
-        docker, directory = options.get("docker", True), options.get("directory", "")
-        is_list = isinstance(docker, list) and all(isinstance(stage, str) for stage in docker)
-        if not ((docker is True or is_list) and isinstance(directory, str)):
+        if options.get("docker", True) is not True or not isinstance(options.get("directory", ""), str):
             raise ArgumentError(
                 f"The run {self.run_id} cannot be resumed with its own options: {str(self.record.folder)!r} records "
                 f"{shown(options)}. Name its pipeline, and give --docker and --directory."

@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.inputs import SEPARATOR, is_stage_input
 from torchx_kfp.errors import ArgumentError
@@ -30,11 +29,9 @@ from torchx_kfp.execution.local.output import Log
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import NO_LIMITS, Facts, Limits, read_limits
 from torchx_kfp.execution.pipeline.python_components import PythonComponent
-from torchx_kfp.execution.pipeline.spec import Component, Pipeline
-from torchx_kfp.execution.pipeline.walk import walk, without_indices
+from torchx_kfp.execution.pipeline.spec import Component
 from torchx_kfp.execution.runs.journal import LOG_FILE
 from torchx_kfp.execution.runs.result import StageResult, describe_exit
-from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import written_folders
 
@@ -296,17 +293,13 @@ Executor = Callable[[AttemptPlan, Setup], AbstractContextManager[Start]]
 
 @dataclass(frozen=True)
 class Containers:
-    """The stages that run in containers, by their names without loop indices, and the settings that they share."""
+    """What the containers of a run share."""
 
-    names: frozenset[str] = frozenset()
     mounts: tuple[Mount, ...] = ()
     #: The folder with the runs that have made what stages take; empty for that of the run itself.
     runs: str = ""
     #: Whether the engine can give GPUs to containers.
     has_gpus: bool = False
-
-    def __contains__(self, stage: str) -> bool:
-        return without_indices(stage) in self.names
 
     def place(self, plan: AttemptPlan, files: Mapping[str, Mapping[str, str]], named: Collection[str]) -> ContainerPlan:
         """Return the container of an attempt.
@@ -379,8 +372,6 @@ def verify_private(containers: Containers, runs: str, workspace: str | None) -> 
         runs: the folder of runs.
         workspace: the run's workspace, if it has one.
     """
-    if not containers.names:
-        return
     for mount in containers.mounts:
         if not mount.read_only and contains(mount.source, runs):
             raise ArgumentError(
@@ -392,42 +383,3 @@ def verify_private(containers: Containers, runs: str, workspace: str | None) -> 
 
 def _keeps_runs(runs: str) -> str:
     return f"the folder of runs ({runs}). Containers must not write there: keep runs elsewhere (--output-dir)"
-
-
-#: For runs in which no stage runs in a container.
-NO_CONTAINERS = Containers()
-
-
-def choose_containers(
-    pipeline: Pipeline, docker: bool | Collection[str], mounts: Iterable[Mount] = (), runs: str = ""
-) -> Containers:
-    """Return the stages that run in containers.
-
-    Args:
-        pipeline: the pipeline.
-        docker: True for all stages, or the names of some: a task's name (``train``) selects it in every nested
-            pipeline, a path (``inner/train``) in one of them.
-        mounts: folders and files of this machine that their containers see.
-        runs: the folder with the runs that have made what stages take; empty for that of the run itself.
-
-    Raises:
-        ArgumentError: there is no stage with such a name, nor was one kept from the run that is resumed.
-    """
-    known = [task.name for task in walk(pipeline) if task.component.container is not None]
-    if isinstance(docker, bool):
-        return Containers(frozenset(known if docker else ()), tuple(mounts), runs)
-    kept = [task.name for task in walk(whole_pipeline(pipeline))]
-    chosen: set[str] = set()
-    for wanted in docker:
-        found = [name for name in known if _is_meant(name, wanted)]
-        if not found and not any(_is_meant(name, wanted) for name in kept):
-            raise ArgumentError(
-                f"There is no stage {wanted!r} in {pipeline.name!r} to run in a container."
-                f"{did_you_mean(wanted, known)} Name one without the indices of loops: {listed(known)}."
-            )
-        chosen.update(found)
-    return Containers(frozenset(chosen), tuple(mounts), runs)
-
-
-def _is_meant(stage: str, wanted: str) -> bool:
-    return wanted in (stage, stage.rpartition("/")[2])
