@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, compile_stage, load, make_app
 from tests.authoring.kfp_engines import container_of, containers
@@ -15,17 +14,6 @@ from tests.contract.carried.published import Stage
 from torchx_kfp import component_from_app, task_from_app
 
 pytestmark = pytest.mark.versions
-
-RESULTS = {
-    "accuracy": float,
-    "model_uri": str,
-    "epochs": int,
-    "good": bool,
-    "l2norm/mean": float,
-    "trials": list,
-    "best": dict,
-}
-ARTIFACTS = {"model": dsl.Model, "confusion": dsl.HTML, "notes": dsl.Markdown}
 
 
 def stage(**options: Any) -> str:
@@ -37,35 +25,9 @@ def definitions(compiled: str, component: str = "comp-train") -> dict[str, Any]:
     return spec["components"][component]["outputDefinitions"]
 
 
-def test_each_declared_result_and_artifact_is_an_output() -> None:
-    outputs = definitions(stage(results=RESULTS, artifacts=ARTIFACTS))
-    assert {name: kind["parameterType"] for name, kind in outputs["parameters"].items()} == {
-        "run_id": "STRING",
-        "accuracy": "NUMBER_DOUBLE",
-        "model_uri": "STRING",
-        "epochs": "NUMBER_INTEGER",
-        "good": "BOOLEAN",
-        "l2norm_mean": "NUMBER_DOUBLE",
-        "trials": "LIST",
-        "best": "STRUCT",
-    }
-    assert {name: kind["artifactType"]["schemaTitle"] for name, kind in outputs["artifacts"].items()} == {
-        "metrics": "system.Metrics",
-        "model": "system.Model",
-        "confusion": "system.HTML",
-        "notes": "system.Markdown",
-    }
-
-
-@pytest.mark.parametrize("options", [{"results": {}}, {"artifacts": {}}])
-def test_metrics_alone(options: dict[str, Any]) -> None:
-    outputs = definitions(stage(**options))
-    assert (list(outputs["parameters"]), list(outputs["artifacts"])) == (["run_id"], ["metrics"])
-
-
 def test_outputs_by_the_name_that_is_recorded() -> None:
     def pipeline(tracker_base: str = "/tmp/results") -> None:
-        train = task_from_app(make_app("train"), tracker_base=tracker_base, results=RESULTS)
+        train = task_from_app(make_app("train"), tracker_base=tracker_base, results={"l2norm/mean": float})
         assert train.outputs["l2norm/mean"] is train.outputs["l2norm_mean"]
         task_from_app(make_app("use", args=[f"{train.outputs['l2norm/mean']}"]))
 

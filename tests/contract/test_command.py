@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.authoring.kfp_engines import kubelet
-from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import Outputs, decode, encode, launcher_words
 from torchx_kfp.contract.inputs import (
     RUN_ID,
@@ -27,8 +26,6 @@ from torchx_kfp.contract.inputs import (
 from torchx_kfp.contract.scripts import component_digest, retry_words, workspace_words
 from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
 from torchx_kfp.execution.model.checks import expand
-from torchx_kfp.execution.pipeline.load import pipeline_from_text
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages
 
 TESTS = Path(__file__).parents[1]
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
@@ -196,31 +193,6 @@ def test_a_later_version_is_a_foreign_command() -> None:
     command = tuple(word.replace("torchx-kfp-1-", "torchx-kfp-2-") for word in made)
     assert not decode(command).is_own
     assert decode(command).words == command
-
-
-def known(spec: Any) -> list[ScopedTask]:
-    pipeline = pipeline_from_text(json.dumps(spec))
-    return list(known_stages(pipeline, {"tracker_base": "base"}))
-
-
-@pytest.mark.parametrize("file", sorted((TESTS / "pipelines/goldens").glob("*.yaml")), ids=lambda file: file.stem)
-def test_compiled_pipelines(file: Path) -> None:
-    spec = next(yaml.safe_load_all(file.read_text(encoding="utf-8")))
-    stages = [stage for stage in known(spec) if "run_id" in stage.component.outputs]
-    assert stages
-    for stage in stages:
-        facts, component = stage.facts, stage.component
-        assert facts.is_own
-        assert facts.tracker_base is not None
-        assert bool(facts.outputs) == ("metrics" in component.artifact_outputs)
-        assert set(component.outputs) == {"run_id", *(facts.outputs.results if facts.outputs else ())}
-        if facts.application:
-            assert facts.stage
-            assert not {protocol.TRACKER_BASE, protocol.JOB_ID, protocol.PARENT_RUN_IDS} & set(facts.variables)
-            assert component.container.words[-len(facts.application) :][:1] != ("env",)
-        if facts.specification is not None:
-            assert plain_json(facts.specification.to_json()) == facts.application[3]
-            assert facts.replica_roles
 
 
 @pytest.mark.parametrize(

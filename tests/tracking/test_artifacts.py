@@ -54,8 +54,11 @@ def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
         "relative": f"{tmp_path}/models/1",
         "path": f"{tmp_path}/models/2",
     }
-    torchx_tracker(tmp_path / "results").add_artifact(run.id, "torchx", "models/3")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    torchx_tracker("~/results").add_artifact(run.id, "torchx", "models/3")
+    torchx_tracker("~/results").add_artifact(run.id, "home", "~/models/4")
     assert run.artifacts()["torchx"].path == f"{tmp_path}/models/3"
+    assert run.artifacts()["home"].path == f"{tmp_path}/models/4"
 
 
 @pytest.mark.parametrize(

@@ -151,30 +151,6 @@ def test_files_have_the_mode_that_open_would_give(tmp_path: Path, mask: int) -> 
         os.umask(before)
 
 
-def test_first_writers_do_not_race(tmp_path: Path) -> None:
-    for turn in range(20):
-        base = tmp_path / str(turn)
-        start = threading.Barrier(8)
-        failures: list[BaseException] = []
-
-        def write(number: int, base: Path = base, start: threading.Barrier = start) -> None:
-            tracker = FsspecResultTracker(base)
-            start.wait()
-            try:
-                tracker.put(f"a/b/{number % 4}", number=number)
-            except BaseException as error:
-                failures.append(error)  # noqa: B023 (the threads are joined in this turn)
-
-        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
-        assert visible(base) == ["a", "a/b", "a/b/0", "a/b/1", "a/b/2", "a/b/3"]
-        assert {FsspecResultTracker(base)[f"a/b/{number}"]["number"] for number in range(4)} <= set(range(8))
-
-
 def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
     tracker = FsspecResultTracker(tmp_path / "base")
     writer = start_writer(tmp_path / "base", "a/b/c", 1)

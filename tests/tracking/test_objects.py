@@ -5,8 +5,6 @@ It is a real S3 server, behind a proxy that causes the faults.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -152,37 +150,6 @@ def test_missing_credentials_name_the_variables(s3_base: str, monkeypatch: pytes
         shown = "".join(traceback.format_exception(caught.value))
         assert "NoCredentialsError: Unable to locate credentials" in shown
         assert "botocore/" not in shown, "the frames of drivers are left out"
-
-
-def test_a_server_that_forbids(s3_base: str, s3_server: S3Server) -> None:
-    import s3fs
-
-    bucket = s3_base.split("/")[2]
-    policy = (
-        '{"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Principal": "*", "Action": "s3:*", '
-        f'"Resource": ["arn:aws:s3:::{bucket}", "arn:aws:s3:::{bucket}/*"]}}]}}'
-    )
-    s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
-    tracker = FsspecResultTracker(s3_base)
-    with pytest.raises(TrackerError, match=says("s3://", "permission", "list", "credentials")) as caught:
-        tracker.get("run")
-    assert isinstance(caught.value.__cause__, PermissionError)
-
-
-@pytest.mark.parametrize("way", ["variables", "file"])
-def test_credentials_and_endpoint_the_way_of_fsspec(
-    way: str, s3_server: S3Server, s3_base: str, tmp_path: Path
-) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    options = {"endpoint_url": s3_server.url, "key": "test", "secret": "test"}
-    if way == "file":
-        (tmp_path / "conf.json").write_text(json.dumps({"s3": options}))
-        environ["FSSPEC_CONFIG_DIR"] = str(tmp_path)
-    else:
-        environ.update({f"FSSPEC_S3_{name.upper()}": value for name, value in options.items()})
-    code = "import sys; from torchx_kfp.tracking import *; FsspecResultTracker(sys.argv[1]).put('run/1', x=1)"
-    subprocess.run([sys.executable, "-c", code, s3_base], env=environ, check=True)
-    assert FsspecResultTracker(s3_base)["run/1"] == {"x": 1}
 
 
 def test_what_the_user_has_configured_for_s3_is_for_s3a_too(s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,14 +93,6 @@ def test_files_of_others_among_the_entries_are_left_out(base: str) -> None:
     assert (records.problems, recorder.run_ids()) == ([], ["one/train/1"])
 
 
-def test_an_app_handle_is_a_run_id(base: str) -> None:
-    recorder, handle = Recorder.open(base), "local_cwd://session/app-1"
-    recorder.add(handle, {"metadata": {"x": 1}})
-    assert recorder.run_ids() == [handle]
-    assert recorder.record(handle).metadata == {"x": 1}
-    assert recorder.records()[handle].metadata == {"x": 1}
-
-
 @pytest.mark.parametrize("text", ["", "a/b", "b/train/1", "a/train/1/2", "a/../1", "a/.torchx_kfp/1", "a//1"])
 def test_a_host_may_call_anything_a_run_id(text: str) -> None:
     assert is_run_id("a/train/1", "a")

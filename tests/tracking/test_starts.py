@@ -93,16 +93,6 @@ def test_a_start_that_is_none_is_left_out(tmp_path: Path, content: str, start_of
     assert start_of(tmp_path, "p1/train/1") is None
 
 
-def test_a_run_id_without_a_place_for_its_record_has_results_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    longest = 4095 - len(str(tmp_path)) - 1  # bytes of a path; the folder of records is longer
-    run_id = "/".join(["x" * 200] * 30)[:longest].rstrip("/")
-    current_run(environ(tmp_path, run_id)).put(x=1)
-    assert FsspecResultTracker(tmp_path)[run_id] == {"x": 1}
-    assert "too long" in caplog.messages[0]
-
-
 class TestCannotBeWritten:
     @pytest.mark.parametrize("code", [APPLICATION, TORCHX], ids=["current_run", "AppRun"])
     @pytest.mark.parametrize("base", ["/proc/x", "file", "file/below"])

@@ -156,18 +156,3 @@ def test_ax_chooses_the_trials_of_a_pipeline(tmp_path: Path) -> None:
     assert found is not None
     assert [trial.failed for trial in found.trials] == [True, False, False, False]
     assert results["loss"] == min(trial.results["loss"] for trial in found.trials[1:])
-
-
-@pytest.mark.slow
-def test_a_bayesian_round_is_better_than_the_first(recwarn: pytest.WarningsRecorder) -> None:
-    definition = {
-        **DEFINITION,
-        "parameters": {"x": {"type": "float", "bounds": [0.0, 10.0], "log": False}},
-        "objectives": {"loss": "minimize"},
-        "trials": 5,
-    }
-    told, _ = search(definition, lambda number, its: {"loss": (its["x"] - 7.3) ** 2}, 2)
-    losses = [trial["results"]["loss"] for trial in told]
-    assert len(losses) == 10
-    assert min(losses[5:]) < min(losses[:5])
-    assert min(losses) < 0.1

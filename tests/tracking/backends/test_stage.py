@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -172,26 +169,6 @@ def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tm
         api.build_trackers({"torchx_kfp": config})
     monkeypatch.setenv("TORCHX_TRACKER_BASE", str(tmp_path))
     assert repr(api.build_trackers({"torchx_kfp": config})) == f"[StageTracker({str(tmp_path)!r})]"
-
-
-def test_a_tracker_base_in_the_home_folder(tmp_path: Path) -> None:
-    """TorchX's configuration and its variables may contain it, and shells do not expand it there."""
-    code = (
-        "from torchx.tracker import AppRun; run = AppRun.run_from_env()\n"
-        "run.add_metadata(epochs=3); run.add_artifact('model', '~/model')"
-    )
-    environ = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "TORCHX_JOB_ID": "p1/train/e1",
-        "TORCHX_TRACKERS": "torchx_kfp",
-        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "~/results",
-    }
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environ, cwd=tmp_path, check=True)
-    tracker = backend_of(tmp_path / "results")
-    assert tracker.metadata("p1/train/e1") == {"epochs": 3}
-    assert tracker.artifacts("p1/train/e1")["model"].path == str(tmp_path / "model")
-    assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.versions
