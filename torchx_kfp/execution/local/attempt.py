@@ -51,7 +51,7 @@ from torchx_kfp.execution.local.transfer import (
 )
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact, artifacts_in, parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
-from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, parse_command
+from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, names_executor, parse_command
 from torchx_kfp.execution.pipeline.used_files import AllFiles, code_here
 from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
@@ -93,7 +93,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     folder = context.folder / pod_name
     made = folder / MADE
     inputs = with_defaults(component, run.inputs)
-    takes_all = parse_command(container.words) is not None
+    takes_all = names_executor(container.words)
     values, copies = with_copies(inputs, container.words, folder / "inputs", takes_all=takes_all)
     facts = Facts(
         parameters=values,
@@ -285,7 +285,7 @@ class Attempt(threading.Thread):
         files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
         for path in (str(plan.log_file), *files):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        if plan.container is None and plan.python is not None and plan.python.source is not None:
+        if plan.container is None and plan.python is not None:
             os.makedirs(plan.source_file.parent)
             plan.source_file.write_text(plan.python.source, encoding="utf-8", newline="")
 

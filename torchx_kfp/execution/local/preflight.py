@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.text import joined
@@ -21,7 +20,6 @@ from torchx_kfp.execution.pipeline.conditions import is_field_selector
 from torchx_kfp.execution.pipeline.load import reading
 from torchx_kfp.execution.pipeline.pod_settings import FILES, VARIABLES, entries
 from torchx_kfp.execution.pipeline.python_components import (
-    find_containerized,
     names_executor,
     parse_command,
 )
@@ -142,17 +140,10 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
     words = container.words
     if in_container:
         yield from _image_problems(container.image, component.facts.replica_roles)
-    elif python := parse_command(words):
-        if python.source is None and find_containerized(python.function, Path()) is None:
-            yield (
-                f"is a Python component whose code is in its image {container.image!r} (target_image) and not in this "
-                f"folder: there is no kfp_config.ini that says where the function {python.function!r} is. Start the "
-                "run in the folder from which 'kfp component build' has built the image, or run the task in the image "
-                "(--docker)"
-            )
-    elif names_executor(words):
+    elif parse_command(words) is None and names_executor(words):
         yield (
-            f"is a Python component (dsl.component) in an unknown form. {_ON_KFP}, or compile it with kfp 2.14 or newer"
+            f"is a Python component (dsl.component) whose code is not in its command. Run it in its image "
+            f"{container.image!r} (--docker), or, without target_image, compile it with kfp 2.14 or newer"
         )
     elif not container.command and not is_volume_task(component):
         yield (

@@ -157,9 +157,7 @@ def _differences(
         yield f"It runs in the image {attempt.image}, not as a process of this machine"
     if not in_container and not was_process:
         yield f"It runs as a process of this machine, not in the image {attempt.image} (--docker)"
-    brings_code = (attempt.python is not None and attempt.python.source is not None) or any(
-        map(protocol.is_workspace, facts.words)
-    )
+    brings_code = attempt.python is not None or any(map(protocol.is_workspace, facts.words))
     if overrides.code:
         place = facts.workspace or ("the run's directory" if was_process else "its image")
         yield f"The code is that of {overrides.code}, not that of {place}"

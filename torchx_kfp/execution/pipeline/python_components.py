@@ -8,13 +8,11 @@ works in, and the KFP that is installed here executes the function, whatever ver
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 #: The module that reads the executor input, calls the function, and writes the executor output.
 EXECUTOR = "kfp.dsl.executor_main"
@@ -47,11 +45,10 @@ _KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|ta
 class PythonComponent:
     """A Python component, read from its command.
 
-    ``source`` is None if the code is in the component's image (``target_image``). ``installs`` are the words after each
-    ``pip install``, except for the one that installs KFP itself.
+    ``installs`` are the words after each ``pip install``, except for the one that installs KFP itself.
     """
 
-    source: str | None
+    source: str
     arguments: tuple[str, ...]
     installs: tuple[tuple[str, ...], ...] = ()
 
@@ -63,12 +60,12 @@ class PythonComponent:
 
     def command(self, source_file: str, copies: Mapping[str, str]) -> list[str]:
         """Return the command that runs it from a source file; ``copies`` has the paths of artifacts by their URIs."""
-        module = [] if self.source is None else ["--component_module_path", source_file]
+        module = ("--component_module_path", source_file)
         return ["python3", "-c", _START, json.dumps(copies), *module, *self.arguments]
 
 
 def parse_command(words: Sequence[str]) -> PythonComponent | None:
-    """Return the Python component that a command runs; None if KFP did not compile the command from one."""
+    """Return the Python component whose code is in a command; None if KFP did not compile the command from one."""
     rest = tuple(words)
     installs: tuple[tuple[str, ...], ...] = ()
     if len(rest) > 3 and rest[:2] == ("sh", "-c"):
@@ -81,29 +78,12 @@ def parse_command(words: Sequence[str]) -> PythonComponent | None:
         if not _EXECUTOR.search(rest[2]) or not all(part in rest[2] for part in _BOOTSTRAP):
             return None
         return PythonComponent(rest[3], rest[4:], installs)
-    if len(rest) > 2 and rest[:2] == ("python3", "-m") and _EXECUTOR.fullmatch(rest[2]):
-        return PythonComponent(None, rest[3:], installs)
     return None
 
 
 def names_executor(words: Sequence[str]) -> bool:
     """Tell whether the command names KFP's executor, and so is some form of Python component."""
     return any(_EXECUTOR.search(word) for word in words)
-
-
-def find_containerized(function: str, folder: Path) -> Path | None:
-    """Return the file of a component whose code is in its image, if this folder has the code, too.
-
-    Like KFP's executor, find it through the file that ``kfp component build`` writes next to the sources.
-    """
-    config = configparser.ConfigParser()
-    config.optionxform = str  # type: ignore[assignment,method-assign]  # names of functions, with their case
-    try:
-        config.read(folder / "kfp_config.ini", encoding="utf-8")
-        path = folder / config.get("Components", function)
-    except (configparser.Error, UnicodeDecodeError):
-        return None
-    return path if path.is_file() else None
 
 
 def _pip_installs(script: str) -> list[tuple[str, ...]] | None:
