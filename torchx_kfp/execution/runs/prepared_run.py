@@ -6,9 +6,10 @@ tags, and the runs that it resumes are recorded under its tracker base.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, Union
 
 from torchx_kfp.common.text import counted, listed, shown, size_text
@@ -28,11 +29,10 @@ from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_st
 from torchx_kfp.execution.runs.history import RunReader, find_run
 from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.execution.runs.result import RunResult
-from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, Step, plan_resume
+from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, plan_resume
 from torchx_kfp.execution.runs.resume_record import read_record, whole_pipeline
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.stage_code import changed_files, name_code
-from torchx_kfp.execution.runs.units import CODE
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags
 
@@ -167,9 +167,10 @@ def prepare(
         plan = None
         if earlier is not None:
             place: Any = {"is_here": directory is not None, "directory": directory or ""}
-            plan = plan_resume(earlier, pipeline, values, given=arguments, from_stages=from_stages, **place)
             if folder is not None:
-                plan = _with_files(plan, earlier, known_stages(pipeline, values), workspaces[folder].archive)
+                stages, archive = known_stages(pipeline, values), workspaces[folder].archive
+                place["changed_files"] = functools.cache(lambda: _changed_files(earlier, stages, archive))
+            plan = plan_resume(earlier, pipeline, values, from_stages=from_stages, **place)
             pipeline = plan.pipeline
     trusted_bases = () if earlier is None else earlier.trusted_bases
     sent = "" if folder is None else os.path.abspath(folder)
@@ -225,33 +226,20 @@ def plan_run(
     return plan
 
 
-def _with_files(plan: ResumePlan, earlier: EarlierRun, stages: Iterable[ScopedTask], archive: bytes) -> ResumePlan:
-    """Return the plan with the names of the files that have changed, where it says that the code of a stage has."""
+def _changed_files(earlier: EarlierRun, stages: Iterable[ScopedTask], archive: bytes) -> Mapping[str, Sequence[str]]:
+    """Return which files have changed that stages may use; none if the code of the earlier run is out of reach."""
     url = earlier.record.arguments.get(WORKSPACE_PARAMETER)
     digest = workspace_digest(url) if isinstance(url, str) else None
-    if not digest or not any(change.endswith(CODE) for step in plan.steps for change in step.changes):
-        return plan
-    base = str(url).removesuffix(f"/{workspace_key(digest)}")
-    if why_not_read(base, earlier.trusted_bases, ran_here=earlier.record.folder is not None):
-        return plan
+    base = str(url).removesuffix(f"/{workspace_key(digest)}") if digest else ""
+    if not digest or why_not_read(base, earlier.trusted_bases, ran_here=earlier.record.folder is not None):
+        return {}
     known = known_stages(earlier.pipeline, earlier.record.arguments)
     before = {stage.name: stage for stage in known if stage.workspace == url}
     both = {stage.name: (before[stage.name], stage) for stage in stages if stage.name in before}
     try:
-        files = changed_files(both, Recorder.open(earlier.record.absolute_base(base)).read_workspace(digest), archive)
+        return changed_files(both, Recorder.open(earlier.record.absolute_base(base)).read_workspace(digest), archive)
     except (TorchxKfpError, OSError, ValueError):  # it is gone, or is somebody else's
-        return plan
-
-    def named(step: Step, change: str) -> list[str]:
-        stage = step.stages[0] if change == CODE else change.removesuffix(f": {CODE}")
-        found = files.get(stage, ()) if change.endswith(CODE) else ()
-        return [f"{change}: {file}" for file in found] or [change]
-
-    steps = (
-        replace(step, changes=tuple(one for change in step.changes for one in named(step, change)))
-        for step in plan.steps
-    )
-    return replace(plan, steps=tuple(steps))
+        return {}
 
 
 def _verify_types(arguments: Any, workspace: Any, from_stages: Any) -> None:

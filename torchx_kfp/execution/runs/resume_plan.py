@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_i
 from torchx_kfp.execution.runs.record import RunRecord, same_base, why_not_read
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
-from torchx_kfp.execution.runs.units import CONDITION, OutputLookup, OutputNotKnownError, Unit, Units, differences
+from torchx_kfp.execution.runs.units import CODE, CONDITION, OutputLookup, OutputNotKnownError, Unit, Units, differences
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -211,7 +211,6 @@ class ResumePlan:
         run_id: the id of the earlier run.
         steps: what becomes of each part of the pipeline, in the pipeline's order.
         pipeline: the pipeline of the new run, without what is kept.
-        arguments: the arguments of the new run that are not defaults.
         dropped: stages of the earlier run that the pipeline does not have any more.
         notes: sentences about what could not be verified, or is left out.
         reusable: how stages inside loops, branches and nested pipelines that run had ended, by their names: each is
@@ -222,7 +221,6 @@ class ResumePlan:
     run_id: str
     steps: tuple[Step, ...]
     pipeline: Pipeline = field(repr=False)
-    arguments: Mapping[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reusable: Mapping[str, StageResult] = field(default_factory=dict, repr=False)
@@ -264,10 +262,10 @@ def plan_resume(
     pipeline: Pipeline,
     arguments: Mapping[str, Any],
     *,
-    given: Mapping[str, Any] | None = None,
     from_stages: Collection[str] = (),
     is_here: bool = True,
     directory: str = "",
+    changed_files: Callable[[], Mapping[str, Sequence[str]]] = dict,
 ) -> ResumePlan:
     """Plan how a run of the pipeline continues an earlier run.
 
@@ -275,10 +273,10 @@ def plan_resume(
         earlier: the run that is resumed.
         pipeline: the whole pipeline of the new run, which may differ from that of the earlier one.
         arguments: the values of all its parameters.
-        given: those that are not defaults. Default: all.
         from_stages: the stages at which to start anew: they run, and so does everything that depends on them.
         is_here: whether the new run is on this machine, rather than on a KFP host.
         directory: the directory in which stages of a run on this machine start.
+        changed_files: returns which files have changed that stages may use, by the stages' names.
 
     Raises:
         ArgumentError: the run is not over, is one of another pipeline, or has nothing left to do; a stage does not
@@ -289,10 +287,10 @@ def plan_resume(
             f"The run {earlier.run_id} is not over. `torchx-kfp watch {earlier.run_id}` shows it, and `torchx-kfp "
             f"cancel {earlier.run_id}` ends it; then resume it."
         )
-    planner = _Planner(earlier, pipeline, arguments, is_here=is_here, directory=directory)
+    planner = _Planner(earlier, pipeline, arguments, changed_files, is_here=is_here, directory=directory)
     planner.refuse_another_pipeline()
     planner.decide(from_stages)
-    return planner.plan(arguments if given is None else given)
+    return planner.plan()
 
 
 class _Planner:
@@ -303,10 +301,12 @@ class _Planner:
         earlier: EarlierRun,
         pipeline: Pipeline,
         arguments: Mapping[str, Any],
+        changed_files: Callable[[], Mapping[str, Sequence[str]]],
         *,
         is_here: bool,
         directory: str,
     ) -> None:
+        self._changed_files = changed_files
         self._earlier, self._pipeline, self._is_here, self._directory = earlier, pipeline, is_here, directory
         self._now = now = Units(pipeline, arguments)
         self._units = now.by_path
@@ -418,7 +418,7 @@ class _Planner:
             return "it was skipped" if ends else "it had not begun"
         if missing := self._without_end(unit):
             return f"{missing} had not ended"
-        return "its condition, or what that reads, has changed" if CONDITION in self._changes(unit) else ""
+        return "its condition, or what that reads, has changed" if ("", CONDITION) in self._changes(unit) else ""
 
     def _why_not_kept(self, end: StageResult) -> str:
         """Return why a stage's outputs cannot be used again, as a clause; empty if they can."""
@@ -439,7 +439,7 @@ class _Planner:
                 return place.name
         return ""
 
-    def _changes(self, unit: Unit) -> tuple[str, ...]:
+    def _changes(self, unit: Unit) -> Sequence[tuple[str, str]]:
         before = self._before.get(unit.key)
         if before is None and unit.place.task.is_group:  # it has other stages now
             before = next((one for one in self._before.values() if {*unit.names} & {*one.names}), None)
@@ -447,8 +447,8 @@ class _Planner:
             return ()
         return differences(self._then.definition(before), self._now.definition(unit))
 
-    def plan(self, arguments: Mapping[str, Any]) -> ResumePlan:
-        """Return the plan of a run with these arguments.
+    def plan(self) -> ResumePlan:
+        """Return the plan.
 
         Raises:
             ArgumentError: nothing would run, or the results that would be kept are out of reach.
@@ -505,7 +505,6 @@ class _Planner:
                 lambda text: dataclasses.replace(record, text=text).describe(self._pipeline.description),
                 uncached=self._anew,
             ),
-            arguments=arguments,
             dropped=tuple(sorted(self._names - self._now.stage_names)),
             notes=tuple(notes),
             reusable=self._reusable(running) if has_files else {},
@@ -525,10 +524,9 @@ class _Planner:
         found: dict[str, StageResult] = {}
         for unit in running:
             if unit.place.component.dag is not None and unit.key in self._before and unit.path not in self._anew:
-                changes = self._changes(unit)
+                changed = {stage for stage, _ in self._changes(unit)}
                 for place in unit.stages:
-                    is_changed = any(change.startswith(f"{place.name}: ") for change in changes)
-                    if not (is_changed or place.task.runs_always or self._uses_workspace(place)):
+                    if not (place.name in changed or place.task.runs_always or self._uses_workspace(place)):
                         for end in self._outputs.executions.get(place.name, {}).values():
                             if not self._why_not_kept(end):
                                 found[end.name] = self._taken(end, has_files=True)
@@ -537,7 +535,13 @@ class _Planner:
     def _step(self, unit: Unit) -> Step:
         why = self._runs.get(unit.path, "")
         origin = "" if why else next(self._origin(end) for end in self._ends(unit) if end.state.is_success)
-        return Step(unit.name, unit.names, origin, why, self._changes(unit))
+        changes = tuple(text for stage, name in self._changes(unit) for text in self._described(unit, stage, name))
+        return Step(unit.name, unit.names, origin, why, changes)
+
+    def _described(self, unit: Unit, stage: str, name: str) -> list[str]:
+        change = f"{stage}: {name}" if stage else name
+        files = self._changed_files().get(stage or unit.names[0], ()) if name == CODE else ()
+        return [f"{change}: {file}" for file in files] or [change]
 
     def _verify_bases(self, ends: Sequence[StageResult]) -> list[str]:
         """Raise ArgumentError if stages that run would look for kept results in another place than they are."""

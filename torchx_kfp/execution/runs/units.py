@@ -11,7 +11,7 @@ import functools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torchx_kfp.common.text import listed
 from torchx_kfp.contract.carried.publisher import output_text
@@ -29,6 +29,10 @@ from torchx_kfp.execution.runs.result import StageResult
 CONDITION, CODE = "condition", "code"
 #: What KFP adds to an artifact's metadata: the store in which it is, and a name for the UI.
 _OF_KFP = ("store_session_info", "display_name")
+
+
+#: What defines a unit, by the stage inside of it, if it is a group, and a name such as ``image``.
+Definition: TypeAlias = Mapping[tuple[str, str], Any]
 
 
 class UnitRead(NamedTuple):
@@ -129,17 +133,17 @@ class Units:
         """The names of all stages, without those for which nothing runs."""
         return frozenset(name for unit in self.by_path.values() for name in unit.names)
 
-    def definition(self, unit: Unit) -> dict[str, Any]:
-        """Return what defines a unit: the command, image, code and inputs of its stages, by their names."""
+    def definition(self, unit: Unit) -> Definition:
+        """Return what defines a unit: the command, image, code and inputs of its stages."""
         return dict(self._definition(unit))
 
-    def _definition(self, unit: Unit) -> Iterator[tuple[str, Any]]:
+    def _definition(self, unit: Unit) -> Iterator[tuple[tuple[str, str], Any]]:
         # If a condition reads an output of a stage that runs again, the unit runs again anyway.
         within = {one.path: one for place in unit.stages for one in place.around if one.path.startswith(unit.path)}
         conditions = [(one.task.condition, one.inputs) for one in within.values() if one.task.condition]
         if conditions:
             yield (
-                CONDITION,
+                ("", CONDITION),
                 [
                     (text, [value for name, value in inputs.items() if f"'{name}'" in text])
                     for text, inputs in conditions
@@ -148,17 +152,16 @@ class Units:
         if (loop := unit.place.task.loop) is not None:
             items = loop.raw or unit.place.inputs.get(loop.from_input or "")
             if items is not None:
-                yield "items", items
+                yield ("", "items"), items
         for read in unit.reads:
             if read.input:
-                yield f"input {read.input}", f"{self.by_path[read.producer].name}.{read.output}"
+                yield ("", f"input {read.input}"), f"{self.by_path[read.producer].name}.{read.output}"
         for name, importer in unit.imports.items():
             if (uri := importer.inputs.get(URI)) is not None:
-                yield f"input {name}", uri
+                yield ("", f"input {name}"), uri
         for place in unit.stages:
-            prefix = "" if place.path == unit.path else f"{place.name}: "
             for name, value in _of_stage(place):
-                yield f"{prefix}{name}", value
+                yield ("" if place.path == unit.path else place.name, name), value
 
     def origins(self, stage: str, name: str) -> list[tuple[Unit, str]]:
         """Return the units, and their outputs, whose value an input of a stage has."""
@@ -279,16 +282,10 @@ def _of_stage(stage: ScopedTask) -> Iterator[tuple[str, Any]]:
             yield f"input {name}", stage.inputs[name]
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of what has changed in a definition, but for stages that only one of them has."""
-    both = {_stage_of(name) for name in before} & {_stage_of(name) for name in now} | {""}
-    return tuple(
-        name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name) and _stage_of(name) in both
-    )
-
-
-def _stage_of(name: str) -> str:
-    return name.rpartition(": ")[0]
+def differences(before: Definition, now: Definition) -> list[tuple[str, str]]:
+    """Return the stages and names of what has changed in a definition, but for stages that only one of them has."""
+    both = {stage for stage, _ in before} & {stage for stage, _ in now} | {""}
+    return [key for key in dict.fromkeys([*before, *now]) if key[0] in both and before.get(key) != now.get(key)]
 
 
 class OutputNotKnownError(Exception):
