@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from tests.execution.host.calling import wait_until
 from tests.execution.runs.test_state import finished
-from tests.terminal import PATIENCE
 from torchx_kfp.entrypoints.cli.display.frame import LINES, OutputTails, frame
 from torchx_kfp.entrypoints.cli.display.views import LiveView
 from torchx_kfp.execution.runs.state import RunState
@@ -214,9 +214,7 @@ def test_what_others_write_to_stderr_stays_above_the_picture(monkeypatch: pytest
     with view.shown():
         print("a warning", file=sys.stderr)
         view.on_event(RunStarted("pipeline", "run-1", Path("/runs/1"), time=time.time()))
-        ends = time.monotonic() + PATIENCE
-        while "· a" not in stream.getvalue() and time.monotonic() < ends:
-            time.sleep(0.02)
+        wait_until(lambda: "· a" in stream.getvalue())
         print("another", file=sys.stderr)
     screen = pyte.Screen(40, 10)
     pyte.Stream(screen).feed(stream.getvalue())

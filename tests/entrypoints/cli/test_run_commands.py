@@ -16,6 +16,7 @@ import pytest
 from kfp import dsl
 
 from tests.entrypoints.cli.conftest import Call
+from tests.execution.host.calling import wait_until
 from tests.execution.local.components import shell
 from tests.execution.report.runs import append_events, write_events
 from tests.programs import Process, Program
@@ -66,7 +67,7 @@ def test_runs_in_a_terminal_are_whole(call: Program, project: Path) -> None:
     shown = " ".join(line.strip() for line in narrow[1:3])
     assert re.fullmatch(r"state interrupted   started \d\d-\d\d \d\d:\d\d   took [\d.]+s   done 0", shown)
     shutil.rmtree(project / "local_outputs" / long)
-    heading, _, row, _ = call.terminal(80, "runs", NO_COLOR="1").read().rstrip("\n").splitlines()
+    heading, _, row, *_ = call.terminal(80, "runs", NO_COLOR="1").read().rstrip("\n").splitlines()
     assert heading.split() == ["run", "state", "started", "took", "done"]
     assert row.startswith("digits-20260101-120000-123456   interrupted   ")
 
@@ -145,11 +146,7 @@ def waiting(project: Path, call: Program) -> Iterator[Process]:
     """A run that has begun. Its second stage waits for a file ``go``, is retried, and then runs for long."""
     (project / "waiting.py").write_text(WAITING)
     with call.start("run", "waiting.py", "-q") as process:
-        deadline = time.monotonic() + 60
-        while not any(path.read_text() for path in project.glob("local_outputs/*/*/log.txt")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: any(path.read_text() for path in project.glob("local_outputs/*/*/log.txt")))
         yield process
         process.send_signal(signal.SIGTERM)
         process.wait()

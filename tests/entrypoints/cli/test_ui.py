@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ import pytest
 
 from tests.entrypoints.cli.conftest import Call
 from tests.entrypoints.cli.pages import Served, served
+from tests.execution.host.calling import wait_until
 from tests.execution.report.runs import EVIL, Page, append_events, play, tracked
 from tests.fake_kfp import KfpHost
 from tests.programs import Program
@@ -94,10 +94,8 @@ def test_what_changes_is_read_again(page: Served, runs: list[str], project: Path
     tracked(base, "other/fit/fit_1").put(f1=0.75)
     (base / "torn" / "fit").mkdir(parents=True)
     (base / "torn" / "fit" / "fit_1").write_text("{")
-    deadline = time.monotonic() + 60
-    while listed(page, state="canceled") != [runs[1]] or not (found := page.get(name="other")).notices:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: listed(page, state="canceled") == [runs[1]] and page.get(name="other").notices)
+    found = page.get(name="other")
     assert [row["fitf1"] for row in found.rows] == ["0.75"]
     assert found.notices[0].startswith("Left out: ")
 
@@ -274,11 +272,9 @@ def test_a_browser_is_not_given_the_token_on_its_command_line(call: Program, pro
     browser.chmod(0o700)
     with call.start("ui", "--port", "0", DISPLAY=":9", BROWSER=f"{browser} %s") as process:
         url = process.stdout.readline().strip()
-        deadline = time.monotonic() + 30
-        while url not in (text := (project / "words").read_text() if (project / "words").exists() else ""):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.05)
-        place, mode, page = text.splitlines()
+        words = project / "words"
+        wait_until(lambda: words.exists() and url in words.read_text())
+        place, mode, page = words.read_text().splitlines()
         assert (place.startswith("file:///"), mode) == (True, "600")
         assert page.endswith(f'content="0; url={url}">')
         process.send_signal(signal.SIGINT)

@@ -150,7 +150,7 @@ def test_kfps_own_client_works_with_the_host(kfp_host: KfpHost, tmp_path: Path) 
     client = Client(host=kfp_host.url)
     run = client.create_run_from_pipeline_package(file, arguments={"code": "print(1)"}, run_name="theirs")
     ended = client.wait_for_run_completion(run.run_id, timeout=60, sleep_duration=0.1)
-    assert (ended.state, ended.display_name, ended.finished_at > ended.created_at) == ("SUCCEEDED", "theirs", True)
+    assert (ended.state, ended.display_name, ended.finished_at >= ended.created_at) == ("SUCCEEDED", "theirs", True)
     assert [each.run_id for each in client.list_runs(page_size=1, sort_by="created_at desc").runs] == [run.run_id]
     at_night = {"cron_expression": "0 0 3 * * *", "pipeline_package_path": file, "params": {"code": ""}}
     made = client.create_recurring_run(ended.experiment_id, "nightly", **at_night)

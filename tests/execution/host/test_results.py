@@ -105,27 +105,18 @@ def test_a_base_that_only_the_run_names_is_not_read(tmp_path: Path, silent: str,
     assert Silent.asked == 0
 
 
-@pytest.mark.parametrize(
-    "base",
-    ["s3://b/x", "s3a://b.c-d/x", "gs://b", "gcs://b/x/y", "az://c/x", "abfs://c@account.dfs.core.windows.net/x"],
-)
-def test_object_stores_are_read(base: str) -> None:
-    assert why_not_read(base, ()) == why_not_read(base, (), ran_here=True) == ""
+STORES = ["s3://b/x", "s3a://b.c-d/x", "gs://b", "gcs://b/x/y", "az://c/x", "abfs://c@account.dfs.core.windows.net/x"]
+DIRECTORIES = ["results", "/results", "file:///results", "local:///results", "memory://results"]
+SERVERS = ["http://127.0.0.1:1/x", "FTP://host/x", "simplecache::http://host/x", "s3://b::http://host"]
 
 
-@pytest.mark.parametrize("base", ["results", "/results", "file:///results", "local:///results", "memory://results"])
-def test_directories_of_this_machine_are_read_for_its_own_runs(base: str) -> None:
-    assert why_not_read(base, (), ran_here=True) == ""
-    assert why_not_read(base, ())
-
-
-@pytest.mark.parametrize(
-    "base",
-    ["http://127.0.0.1:1/x", "FTP://host/x", "simplecache::http://host/x", "s3://b::http://host", "file://a::http://b"],
-)
-def test_servers_that_only_a_folder_names_are_not_read(base: str) -> None:
-    assert re.search(says("only the run names it", "TORCHX_KFP_TRACKER_BASE"), why_not_read(base, (), ran_here=True))
+@pytest.mark.parametrize("base", [*STORES, *DIRECTORIES, *SERVERS, "file://a::http://b"])
+def test_who_names_a_base_decides_whether_it_is_read(base: str) -> None:
     assert why_not_read(base, [base], ran_here=True) == ""
+    assert (why_not_read(base, ()) == "") is (base in STORES)
+    refused = why_not_read(base, (), ran_here=True)
+    assert (refused == "") is (base in STORES + DIRECTORIES)
+    assert not refused or re.search(says("only the run names it", "TORCHX_KFP_TRACKER_BASE"), refused)
 
 
 class Silent(MemoryFileSystem):

@@ -14,6 +14,7 @@ from kfp import dsl
 
 from tests.cases.apps import python
 from tests.execution.host.answers_of_kfp import last, manifest, polls
+from tests.execution.host.calling import wait_until
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted, status
 from tests.facts import says
 from tests.fake_kfp import KfpHost
@@ -47,11 +48,7 @@ def submit(host: Host, tmp_path: Path) -> Callable[..., str]:
 
 def until(run: HostRun, wanted: Callable[[Any], object]) -> Any:
     """Read the run until this is true of it."""
-    for _ in range(1200):
-        if wanted(record := run.read()):
-            return record
-        time.sleep(0.05)
-    raise AssertionError(f"this never became true of {run.read()}")
+    return wait_until(lambda: wanted(run.read()) and run.read())
 
 
 def to_the_end(run: HostRun) -> Any:

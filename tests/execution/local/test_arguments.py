@@ -11,7 +11,7 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import ir, load, scripts, write
+from tests.execution.local.components import ir, load, write
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import (
@@ -43,27 +43,6 @@ DESCRIBED = textwrap.dedent("""\
       n: int = 3
       on: bool = True
       st: dict = {}""")
-
-
-def argument_error(arguments, pipeline=parameters):
-    with pytest.raises(ArgumentError) as error:
-        run(pipeline, arguments, watch=Watch())
-    return str(error.value)
-
-
-def test_wrong_arguments_are_refused_with_the_list_of_the_right_ones(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert argument_error({"lrr": 1, "n": "3", "zzz": None}) == (
-        "There is no parameter 'lrr'. Did you mean 'lr'?\n"
-        "The argument 'n' is not an int: '3'.\n"
-        "There is no parameter 'zzz'.\n"
-        "The argument 's' is missing.\n" + DESCRIBED
-    )
-    assert argument_error({"s": None}).startswith("The argument 's' is not a str: None.\n")
-    assert list(tmp_path.iterdir()) == []
-    assert argument_error({"n": 1}, scripts(":")) == (
-        "There is no parameter 'n'.\nThe pipeline 'pipeline' has no parameters."
-    )
 
 
 def test_arguments_from_text():

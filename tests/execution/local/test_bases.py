@@ -1,7 +1,6 @@
 """A tracker base in which results cannot be recorded ends a run before its first stage."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +80,6 @@ def test_a_base_that_is_an_item_of_a_loop_is_not_known_before(tmp_path: Path) ->
 def test_nothing_is_left_of_the_look(tmp_path: Path) -> None:
     assert attempt("base").state == "succeeded"
     assert [path for path in (tmp_path / "base").rglob("*") if path.is_file()] == []
-
-
-def test_a_run_that_goes_on(tmp_path: Path) -> None:
-    @dsl.pipeline(name="fails")
-    def fails(tracker_base: str):
-        task("train", tracker_base, "false")
-
-    failed = run(fails, {"tracker_base": "base"}, output_dir="runs", watch=Watch())
-    shutil.rmtree("base")
-    (tmp_path / "base").touch()
-    with pytest.raises(TrackerError, match=says("/base'", "result", "tracker base", "torchx_kfp", "Name")):
-        run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
 
 
 @pytest.mark.s3

@@ -63,18 +63,15 @@ def test_secrets_that_are_given(execute, monkeypatch):
     monkeypatch.setenv("SET", "from the environment")
 
     @dsl.pipeline
-    def pipeline(name: str = "by-parameter"):
-        task = shell(script='echo "$USER_OF $SET $BOTH $CONF $DYNAMIC"')
+    def pipeline():
+        task = shell(script='echo "$USER_OF $SET $BOTH $CONF"')
         kubernetes.use_secret_as_env(task, "sec", {"user": "USER_OF", "set": "SET", "both": "BOTH"})
         kubernetes.use_config_map_as_env(task, "conf", {"key": "CONF"})
-        if _takes_channels():
-            kubernetes.use_secret_as_env(task, name, {"key": "DYNAMIC"})
 
     events = []
-    secrets = {"sec": {"user": "me", "both": "a b"}, "by-parameter": {"key": "found"}}
+    secrets = {"sec": {"user": "me", "both": "a b"}}
     result = execute(pipeline, secrets=secrets, config_maps={"conf": {"key": "c"}}, watch=Heard(on_event=events.append))
-    dynamic = " found" if _takes_channels() else ""
-    assert result.stages[0].last_lines() == [f"me from the environment a b c{dynamic}".rstrip()]
+    assert result.stages[0].last_lines() == ["me from the environment a b c"]
     assert events[0].not_applied == ()
     for file in result.folder.rglob("*"):
         if file.is_file() and file.name != "log.txt":
@@ -108,7 +105,7 @@ def test_what_is_given_and_not_taken(tmp_path, monkeypatch, given, message):
 
 
 def test_the_name_of_a_secret_is_an_argument_of_the_pipeline_around_the_stage(execute):
-    if not _takes_channels():
+    if "Union" not in str(kubernetes.use_secret_as_env.__annotations__["secret_name"]):
         pytest.skip("the names of secrets are constants in this kfp")
 
     @dsl.pipeline
@@ -123,10 +120,6 @@ def test_the_name_of_a_secret_is_an_argument_of_the_pipeline_around_the_stage(ex
     result = execute(outer, secrets={"of-inner": {"key": "found"}}, watch=Heard(on_event=(events := []).append))
     assert result.state == "succeeded"
     assert events[0].not_applied == ()
-
-
-def _takes_channels() -> bool:
-    return "Union" in str(kubernetes.use_secret_as_env.__annotations__["secret_name"])
 
 
 def test_volume_claims_have_their_names(execute):

@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kfp import compiler, dsl, kubernetes
 
+from tests.execution.host.calling import wait_until
 from tests.execution.local.components import shell, shell_out
 from tests.execution.local.test_failures import alive
 from tests.facts import says
@@ -136,10 +136,7 @@ def test_a_killed_runner(call, tmp_path):
     compiler.Compiler().compile(pipeline, str(path))
     code = "import sys; from torchx_kfp.local import run; run(sys.argv[1], {'folder': sys.argv[2]}, output_dir='runs')"
     runner = subprocess.Popen([sys.executable, "-c", code, str(path), str(tmp_path)], cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "pids").exists() or len(asleep(tmp_path)) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: (tmp_path / "pids").exists() and len(asleep(tmp_path)) == 2)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.name != ".cache")
     with pytest.raises(ArgumentError, match=says(folder.name, "not over", f"torchx-kfp cancel {folder.name}")):
         go_on(folder)

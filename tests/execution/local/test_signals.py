@@ -15,6 +15,7 @@ import pytest
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
+from tests.execution.host.calling import wait_until
 from tests.execution.local.components import python, scripts, shell
 from tests.execution.local.test_failures import alive
 from tests.facts import says
@@ -57,10 +58,7 @@ def start(tmp_path):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + HANGS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(condition, HANGS)
 
 
 def all_end(pids: list[int]) -> None:

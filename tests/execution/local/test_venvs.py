@@ -1,7 +1,6 @@
 """Packages of Python components are installed into environments on top of the running one, created once, and kept."""
 
 import fcntl
-import http.server
 import importlib.metadata
 import os
 import signal
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl
+
+from tests.execution.host.scripted import CLOSE, Reply, scripted
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:
@@ -110,72 +111,43 @@ def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
     assert stage.reason.endswith("Set XDG_CACHE_HOME to a folder that can be written")
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    """Serves files, and delays the answer to the first request until it is told to continue."""
-
-    daemon_threads = True
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.folder = folder
-        self.asked, self.go = threading.Event(), threading.Event()
-
-    def url(self, path: Path) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{path.name}"
-
-
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    def do_GET(self) -> None:
-        server = self.server
-        if not server.asked.is_set():
-            server.asked.set()
-            server.go.wait()
-            return
-        data = (server.folder / Path(self.path).name).read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args) -> None:
-        pass
-
-
-@pytest.fixture
-def server(tmp_path):
-    server = _Server(tmp_path)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.go.set()
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_environment_whose_maker_was_ended(execute, tmp_path, cache, monkeypatch, server, number):
+def test_an_environment_whose_maker_was_ended(execute, tmp_path, cache, monkeypatch, number):
     tiny, tabulate = make_wheel(tmp_path, "tiny", "2.0"), make_wheel(tmp_path, "tabulate", "99")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     monkeypatch.setenv("PIP_RETRIES", "0")
-    use = using(f"tabulate @ file://{tabulate}", f"tiny @ {server.url(tiny)}")
+    asked, go = threading.Event(), threading.Event()
 
-    @dsl.pipeline
-    def pipeline():
-        use()
+    def serve(_):
+        """Send the wheel, but let the first request wait."""
+        if asked.is_set():
+            return Reply(tiny.read_bytes())
+        asked.set()
+        go.wait()
+        return CLOSE
 
-    compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
-    command = [str(Path(sys.executable).parent / "torchx-kfp"), "run", "pipeline.yaml", "--quiet"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as runner:
-        assert server.asked.wait(60)
-        os.kill(runner.pid, number)
-        runner.wait(60)
-    left = environments(cache)
-    if number == signal.SIGINT:
-        assert left == []
-        return
-    assert len(left) == 1
-    (stage,) = execute(str(tmp_path / "pipeline.yaml")).stages
+    with scripted(serve) as server:
+        use = using(f"tabulate @ file://{tabulate}", f"tiny @ {server.url}/{tiny.name}")
+
+        @dsl.pipeline
+        def pipeline():
+            use()
+
+        compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
+        command = [str(Path(sys.executable).parent / "torchx-kfp"), "run", "pipeline.yaml", "--quiet"]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as runner:
+            assert asked.wait(60)
+            os.kill(runner.pid, number)
+            runner.wait(60)
+        go.set()
+        left = environments(cache)
+        if number == signal.SIGINT:
+            assert left == []
+            return
+        assert len(left) == 1
+        (stage,) = execute(str(tmp_path / "pipeline.yaml")).stages
     assert stage.outputs["Output"].startswith("2.0 99 ")
     (environment,) = environments(cache)
     assert environment not in left

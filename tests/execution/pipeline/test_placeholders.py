@@ -11,7 +11,6 @@ from torchx_kfp.execution.pipeline.placeholders import (
     resolve_command,
     resolve_constant,
     resolve_text,
-    unknown_placeholders,
 )
 
 X = "{{$.inputs.parameters['x']}}"
@@ -57,13 +56,6 @@ def test_the_executor_input_is_json():
 
 def test_constants_are_resolved_inside_of_lists_and_dicts():
     assert resolve_constant([X, {"k": [X, 1.5, None]}], FACTS, {}) == ["X", {"k": ["X", 1.5, None]}]
-
-
-def test_placeholders_that_no_launcher_knows():
-    known = [X, "{{$}}", "{{$.workspace_path}}", "{{$.outputs.parameters['o'].output_file}}"]
-    known += ["{{$.inputs.artifacts['a'].uri}}", '{{$.outputs.artifacts["a"].path}}']
-    unknown = ["{{$.inputs.artifacts['a'].metadata['k']}}", "{{$.pipeline_task_name}}", "{{$.outputs.output_file}}"]
-    assert unknown_placeholders(" ".join((*known, *unknown))) == unknown
 
 
 def test_structured_placeholders():

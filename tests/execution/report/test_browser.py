@@ -14,6 +14,7 @@ from kfp import compiler, dsl
 from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.common.by import By
 
+from tests.execution.host.calling import wait_until
 from tests.execution.report.artifacts import HARM, HARMFUL_MARKDOWN, artifact, finished
 from tests.execution.report.runs import EVIL, many_stages, play, tracked
 from tests.execution.report.runs import report as write
@@ -136,10 +137,7 @@ def test_the_page_is_used_by_keyboard_alone(failed: Path, visit: Visit) -> None:
 
 
 def wait(browser: Chrome, found: str) -> None:
-    deadline = time.monotonic() + 30
-    while browser.find_element(By.ID, "found").text != found:
-        assert time.monotonic() < deadline, browser.find_element(By.ID, "found").text
-        time.sleep(0.02)
+    wait_until(lambda: browser.find_element(By.ID, "found").text == found)
 
 
 def test_a_loop_of_1000_items_is_folded_and_can_be_searched(large: Path, visit: Visit) -> None:
@@ -335,22 +333,3 @@ def test_a_failed_stages_log_is_open_at_its_end(tmp_path: Path, visit: Visit) ->
     )
     assert bottom[0], "there is more than fits"
     assert bottom[1] < 20
-
-
-def test_curves_have_colours_and_lead_to_their_iterations(tmp_path: Path, visit: Visit) -> None:
-    play(tmp_path / "runs/r", ["train[0]", "train[1]"], tracker_base=str(tmp_path / "base"))
-    for number in range(2):
-        run = tracked(tmp_path / "base", f"r/train/train-{number}_1")
-        for step in range(3):
-            run.log(step, {"train/loss": 1 / (step + number + 1)})
-        run.flush()
-    page = write(tmp_path / "runs/r")
-    for width in (1280, 400):
-        browser = visit(page, width)
-        assert browser.execute_script(FITS)
-        curves = browser.find_elements(By.CSS_SELECTOR, "#figures figure .curve")
-        assert len({path.value_of_css_property("stroke") for path in curves}) == 2
-    browser.find_elements(By.CSS_SELECTOR, "#figures .legend a")[1].click()
-    row = browser.find_element(By.CSS_SELECTOR, "tr:target")
-    row.find_element(By.CSS_SELECTOR, ".more summary").click()
-    assert "train/loss" in row.find_element(By.CSS_SELECTOR, ".more").text

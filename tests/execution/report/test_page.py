@@ -17,7 +17,6 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import python, shell
 from tests.execution.report.runs import Page, play, record, report, shown, write_events
 from tests.searches import play_search, tell
 from torchx_kfp import task_from_app
@@ -32,24 +31,6 @@ from torchx_kfp.local import (
     State,
 )
 from torchx_kfp.tracking import FsspecResultTracker
-
-
-@dsl.pipeline(name="flaky")
-def flaky():
-    first = shell(script='[ -e "$0.seen" ] || { echo first > /dev/null; exit 7; }').set_retry(1, backoff_duration="0s")
-    python(code="raise SystemExit('gone')").set_display_name("second")
-    shell(script="true").after(first)
-
-
-def test_a_run_is_shown_as_it_was(tmp_path: Path) -> None:
-    folder, result = record(flaky, {}, tmp_path)
-    page = Page.of_run(folder)
-    assert page.states == {stage.name: stage.state for stage in result.stages}
-    assert [*page.states] == [stage.name for stage in result.stages]
-    attempts = page.pairs("Execution", page.stage("shell"))["attempts"]
-    assert re.findall(r"failed|ended with exit code \d", attempts) == ["failed", "ended with exit code 7"] * 2
-    facts = {shown(it[0]): shown(it[1]) for it in page.of("div", page.of("section.facts")[0]) if len(it) == 2}
-    assert (facts["Stages"], facts["Failed"], facts["Not run"]) == ("3", "✗2", "–1")
 
 
 def test_a_resumed_run_is_one_run_and_the_time_between_is_left_out(tmp_path: Path) -> None:

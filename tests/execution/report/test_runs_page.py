@@ -11,6 +11,7 @@ from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.common.by import By
 
 from tests.entrypoints.cli.pages import Served, served
+from tests.execution.host.calling import wait_until
 from tests.execution.report.runs import EVIL, play, tracked
 from tests.execution.report.test_browser import FITS, WITHOUT_NAME, requests
 from tests.programs import Program
@@ -60,10 +61,8 @@ def show(browser: Chrome, url: str, width: int = 1280) -> float:
 
 def rows(browser: Chrome, path: str) -> list[str]:
     """Return the rows of a list when its address has a part of a query."""
-    deadline = time.monotonic() + 30
-    while path not in browser.current_url or browser.execute_script("return document.readyState") != "complete":
-        assert time.monotonic() < deadline, browser.current_url
-        time.sleep(0.02)
+    is_complete = "return document.readyState == 'complete'"
+    wait_until(lambda: path in browser.current_url and browser.execute_script(is_complete))
     return [it.text for it in browser.find_elements(By.CSS_SELECTOR, ROWS)]
 
 
