@@ -206,17 +206,9 @@ def test_other_code_takes_no_value(command: str) -> None:
         compiled(*command.split("|"))
 
 
-@pytest.mark.parametrize(
-    ("command", "form"),
-    [
-        ("python3|-c|print({})", """args=["-c", "... sys.argv[1] ...", f"{value}"]"""),
-        ("node|-e|f({})", """args=["-e", "... process.argv[1] ...", f"{value}"]"""),
-        ("sh|-c|echo {}", """args=["-c", 'python train.py --value "$1"', "sh", f"{value}"]"""),
-    ],
-)
-def test_the_message_says_what_to_write(command: str, form: str, tmp_path: Path) -> None:
-    with pytest.raises(ChannelError, match=says(form)):
-        compiled(*command.split("|"))
+def test_the_message_says_what_to_write() -> None:
+    with pytest.raises(ChannelError, match=says("""args=["-c", 'python train.py --value "$1"', "sh", f"{value}"]""")):
+        compiled("sh", "-c", "echo {}")
 
 
 @pytest.mark.parametrize("value", HOSTILE)

@@ -207,7 +207,7 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
                 "'Missing'",
                 "that the module has",
             ),
-            (calling("none"), "<lambda>", "top level of a file, such as train.py"),
+            (calling("none"), "<lambda>", "top level of a file"),
         ],
         ReadsError: [
             (calling("judge", lambda _: {"reads": "prepare"}), "reads", "prepare"),

@@ -4,7 +4,6 @@
 # ruff: noqa: B006
 # No annotations from __future__: KFP reads the annotations of pipeline functions.
 
-import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -193,8 +192,6 @@ FIELDS: list[Row] = [
         for name in ("TORCHX_TRACKER_BASE", "TORCHX_JOB_ID", "TORCHX_PARENT_RUN_ID", "TORCHX_PARENT_RUN_IDS")
     ),
 ]
-if any(field.name == "base_image" for field in dataclasses.fields(Role)):
-    FIELDS.append((app(base_image="old:1"), "base_image='old:1'", "deprecated", "'trainer'"))
 
 VARIABLE = "'AWS_ACCESS_KEY_ID'"
 SECRETS: list[Row] = [

@@ -105,10 +105,13 @@ def test_each_round_is_told_of_the_one_before(
     assert it.said(best).trials[3].results == {}, "NaN is not JSON"
     assert best.metadata() == {}
     assert capfd.readouterr().err.splitlines()[1:] == [
-        "torchx-kfp: failed: run/train/1: exit code 3",
+        "torchx-kfp: 1 of 3 trials of round 1 failed:",
+        "  run/train/1: exit code 3",
         f"torchx-kfp: best of 3 trials: loss=0.3 {shown(asked[2])} (run/train/2)",
         f"torchx-kfp: round 2 of 2: {asked[3]} {asked[4]} {asked[5]}",
-        "torchx-kfp: failed: run/train/3: loss is nan; run/train/4: loss is missing, recorded los",
+        "torchx-kfp: 2 of 3 trials of round 2 failed:",
+        "  run/train/3: loss is nan",
+        "  run/train/4: loss is missing, recorded los",
         f"torchx-kfp: best of 6 trials: loss=0.3 {shown(asked[2])} (run/train/2)",
     ]
 
@@ -124,7 +127,7 @@ def test_all_trials_of_a_round_fail(search: Callable[..., Pipeline]) -> None:
     with pytest.raises(SystemExit) as ended:
         it.ask("ask-2", "ask-1", *trials)
     assert str(ended.value.code).splitlines() == [
-        "torchx-kfp: all 4 trials of round 1 failed:",
+        "torchx-kfp: 4 of 4 trials of round 1 failed:",
         "  run/train/0: exit code 1",
         "  run/train/1: loss is missing, recorded nothing",
         "  run/train/2: loss is 'low'",
@@ -148,7 +151,7 @@ def test_a_round_that_fails_does_not_lose_the_trials_before_it(
     assert (best.results()["loss"], best.results()["trial"]) == (0.5, "run/train/0")
     assert [(trial.exit_code, trial.failed) for trial in it.said(best).trials] == [(0, False), (1, True)]
     said = capfd.readouterr().err.splitlines()
-    assert said[-3:-1] == ["torchx-kfp: all 1 trials of round 2 failed:", "  run/train/1: exit code 1"]
+    assert said[-3:-1] == ["torchx-kfp: 1 of 1 trials of round 2 failed:", "  run/train/1: exit code 1"]
 
 
 def test_trials_that_were_not_asked_for_are_not_told(search: Callable[..., Pipeline]) -> None:

@@ -30,7 +30,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "name": "mapped: label and description",
         "image": "mapped",
         "min_replicas": "rejected unless it is 1: there is one replica",
-        "base_image": "rejected: deprecated in TorchX 0.7.0, which does not read it, and removed later",
+        "base_image": "ignored: deprecated in TorchX 0.7.0, which does not read it, and removed later",
         "entrypoint": "mapped",
         "args": "mapped, with macros",
         "env": "mapped, with macros",
@@ -145,11 +145,6 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
         raise AppDefError(
             f"The entrypoint of {where} is {role.entrypoint!r}, which looks like an option. Set it to a program, and "
             "put options into Role.args."
-        )
-    if getattr(role, "base_image", None):
-        raise AppDefError(
-            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "
-            "instead."
         )
     if isinstance(role.image, str) and find_rewritten(role.image) and not contains_channel(role.image):
         raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")

@@ -68,8 +68,6 @@ _WORD = r"""(?:[\w@%+=:,./-]+|'[^']*'(?:"'"'[^']*')*|\$\{\w+:=\w+\}[\w:]*)"""
 _COMMAND = re.compile(
     rf"(?!(?:{_EVALUATING})(?: |\Z)|printf (?:-|'[^']*{_CHANNEL}))[\w@%+:,./-]+(?: {_WORD})*", re.ASCII
 )
-#: How code gets its first argument.
-_ARGUMENTS = {"python": "sys.argv[1]", "perl": "$ARGV[0]", "ruby": "ARGV[0]", "node": "process.argv[1]"}
 
 
 def find_program(entrypoint: Text, args: Sequence[Text]) -> int | None:
@@ -95,7 +93,7 @@ def expand_channels(
     program, index, joins = words[found[0]], found[0] - 1, found[1]
     # In a quoted word of the command, there may be other code.
     if not (joins and _COMMAND.fullmatch(program)) or _find_mixed_code(shlex.split(program)):
-        _refuse(words, index, args[index], where)
+        _refuse(index, args[index], where)
     variables: dict[Reference, str] = {}
     taken = {*taken, *re.findall(r"\w+", program)}
     expanded = list(args[index])
@@ -129,15 +127,11 @@ def _text(parts: Text) -> str:
     return "".join(part if isinstance(part, str) else "0" if part == REPLICA else _CHANNEL for part in parts)
 
 
-def _refuse(words: Sequence[str], index: int, program: Text, where: str) -> NoReturn:
+def _refuse(index: int, program: Text, where: str) -> NoReturn:
     name = next(part.name for part in program if isinstance(part, Reference) and part != REPLICA)
-    interpreter = re.sub(r"[\d.]+\Z", "", words[0].rpartition("/")[2])
-    if interpreter in _ARGUMENTS:
-        form = f"""args=["{words[index]}", "... {_ARGUMENTS[interpreter]} ...", f"{{{name}}}"]"""
-    else:
-        form = f"""args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"]"""
     raise ChannelError(
         f"args[{index}] of {where} is code with the pipeline channel {name!r} inside: its value would be code, too. "
-        f"Pass it as an argument after the code: {form}. In a program for sh, bash, dash or ash, a channel may only be "
-        "in the words of one command that shlex.join has quoted, as in those of utils.sh and dist.ddp."
+        f"""Pass it as an argument after it: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"], """
+        """or ["-c", "... sys.argv[1] ...", ...] for Python. In a program for sh, bash, dash or ash, a channel may """
+        "only be in the words of one command that shlex.join has quoted, as in those of utils.sh and dist.ddp."
     )

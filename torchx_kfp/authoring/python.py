@@ -101,22 +101,17 @@ def _module_of(function: Any, name: str) -> str:
     """Return the name by which a stage imports the function's module."""
     module = getattr(function, "__module__", None)
     found = sys.modules.get(module or "")
-    if not callable(function) or getattr(found, name, None) is not function:
+    file = getattr(found, "__file__", None)
+    if not callable(function) or getattr(found, name, None) is not function or (module == "__main__" and not file):
         raise AppDefError(
-            f"stages.python got {function!r}, which is not a function of a module: a stage imports it by its name. "
-            "Define it at the top level of a file, such as train.py, and import it from there."
+            f"stages.python got {function!r}, which a stage cannot import by its name. Define it at the top level of a "
+            f"file, not of a notebook, such as train.py, and import it: from train import {name}."
         )
     if module != "__main__":
         return str(module)
-    file = getattr(found, "__file__", None)
-    if file is None:
-        raise AppDefError(
-            f"{name}() is defined in a notebook or a console, which a stage cannot import. Write it into a file, such "
-            f"as train.py, and import it: from train import {name}."
-        )
     # ``python -m`` knows the whole name, ``python FILE`` only the file.
     spec = getattr(found, "__spec__", None)
-    return Path(file).stem if spec is None else str(spec.name)
+    return Path(str(file)).stem if spec is None else str(spec.name)
 
 
 def _text(function: str, name: str, value: object, kind: type | None) -> str:

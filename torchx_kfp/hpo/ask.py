@@ -167,9 +167,7 @@ def say(*words: object) -> None:
 
 def report(search: Search, ended: Sequence[str], reasons: Sequence[str]) -> None:
     """Say which trials of a round failed; end the program if no trial so far is good."""
-    failed = f"failed: {'; '.join(reasons)}"
-    if len(reasons) == len(ended):
-        failed = "\n  ".join([f"all {len(ended)} trials of round {search.round - 1} failed:", *reasons])
+    failed = "\n  ".join([f"{len(reasons)} of {len(ended)} trials of round {search.round - 1} failed:", *reasons])
     if search.best() is not None:
         say(failed)
         return
