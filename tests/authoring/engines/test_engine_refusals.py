@@ -86,7 +86,7 @@ ENGINES: list[Row] = [
     *((lambda each=each: Volcano(min_available=each), "Volcano", f"{each!r}", "1 or more") for each in (0, -1)),
     (engine(Volcano(min_available=4)), "Volcano", "min_available=4", "3 replicas"),
     (engine(JobSet(succeeds_with="Trainr"), *TWO), "'Trainr'", "Did you mean 'Trainer'?", "'server'"),
-    (engine(Volcano(succeeds_with=["A", "B"]), A, B, role()), "succeeds_with=['A', 'B']", "JobSet"),
+    (engine(Volcano(succeeds_with=["A", "B"]), role("A"), role("B"), role()), "succeeds_with=['A', 'B']", "JobSet"),
     (engine("jobset", A, B), *HINTS),
     (engine("jobset", A, B_ALONE), *HINTS),
     (engine("volcano", B_ALONE), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),

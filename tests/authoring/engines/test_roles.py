@@ -142,4 +142,5 @@ def test_rights_are_for_what_the_launcher_makes(engine: str) -> None:
     spec = distributed(app(role()), engine).spec
     made = [(spec["api"], spec["plural"]), *((api, plural) for api, plural, _ in spec["companions"])]
     groups = [("" if api == "api/v1" else api.split("/")[1], plural) for api, plural in made]
-    assert groups == [engines.ENGINES[engine].RESOURCE, *engines.ENGINES[engine].COMPANIONS]
+    version, _, resource = engines.ENGINES[engine].OBJECT
+    assert groups == [(version.partition("/")[0], resource), *engines.ENGINES[engine].COMPANIONS]

@@ -43,10 +43,18 @@ class Engine:
     NAME: ClassVar[str]
     #: The requirements of the cluster, for messages.
     NEEDS: ClassVar[str]
-    #: The API group and the resource that the launcher creates, for the Role of its service account.
-    RESOURCE: ClassVar[tuple[str, str]]
-    #: The same for what the object owns.
+    #: The API version, kind and resource of the object that the launcher creates.
+    OBJECT: ClassVar[tuple[str, str, str]]
+    #: The API groups and resources of what the object owns.
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = ()
+    #: Where the object tells its state, and the final ones: success and failures.
+    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]]
+    #: The annotation of pods with the index of a replica.
+    INDEX: ClassVar[str]
+    #: The host of replica 0 of the first role, as a format.
+    HOST: ClassVar[str]
+    #: The label of the object that names its queue; None if its spec does.
+    QUEUE: ClassVar[str | None] = "kueue.x-k8s.io/queue-name"
     #: Whether KFP's stock service account has the rights that the launcher needs.
     STOCK_RIGHTS: ClassVar[bool] = False
     #: How the engine treats fields, by the classes of TorchX that have them, where that differs from engine to engine.
@@ -83,7 +91,43 @@ class Engine:
         Raises:
             AppDefError: the engine cannot run these roles.
         """
+        success, restarts = self._success(roles), restarts_together(self, roles)
+        spec, more = self._spec(roles, pods, success, restarts)
+        (version, kind, resource), (path, succeeded, failed) = self.OBJECT, self.STATE
+        own = metadata({self.QUEUE: self.queue} if self.QUEUE else {})
+        return {
+            "api": f"apis/{version}",
+            "plural": resource,
+            "object": {"apiVersion": version, "kind": kind, "metadata": own, "spec": spec},
+            "state": path,
+            "succeeded": [succeeded],
+            "failed": failed,
+            "index": self.INDEX,
+            "host": self.HOST % {"name": "%(name)s", "role": next(iter(roles))},
+            "restarts": restarts,
+            "success": success,
+            **more,
+        }
+
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+    ) -> tuple[Manifest, Mapping[str, Any]]:
+        """Return the spec of the object, and what else differs in the ``LauncherSpec``.
+
+        ``success`` are the names of the roles whose success is the stage's, ``restarts`` is how often all replicas
+        start again.
+        """
         raise NotImplementedError
+
+    def _success(self, roles: Mapping[str, specs.Role]) -> list[str]:
+        known = {role.name: name for name, role in roles.items()}
+        names = getattr(self, "succeeds_with", ())
+        given = dict.fromkeys([names] if isinstance(names, str) else names)
+        for name in given:
+            if name not in known:
+                owner = f"{type(self).__name__} has succeeds_with={names!r}, but the AppDef"
+                raise AppDefError(describe_unknown(owner, "role", name, known))
+        return [known[name] for name in given or known]
 
     def _error(self, what: str) -> AppDefError:
         return AppDefError(f"{type(self).__name__} has {what}.")
@@ -92,17 +136,6 @@ class Engine:
 def marker(name: str) -> Manifest:
     """Return an object that the launcher replaces with a value: see ``fill`` in ``carried.replica_roles``."""
     return {"@": name}
-
-
-def check_success(engine: Engine, names: str | Sequence[str], roles: Mapping[str, specs.Role]) -> list[str]:
-    """Return the Kubernetes names of the roles whose success is the stage's."""
-    known = {role.name: name for name, role in roles.items()}
-    given = dict.fromkeys([names] if isinstance(names, str) else names)
-    for name in given:
-        if name not in known:
-            owner = f"{type(engine).__name__} has succeeds_with={names!r}, but the AppDef"
-            raise AppDefError(describe_unknown(owner, "role", name, known))
-    return [known[name] for name in given or known]
 
 
 def restarts_alone(role: specs.Role) -> int:
@@ -122,8 +155,8 @@ def restarts_together(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
     return next(iter(counts.values()))
 
 
-def metadata(labels: Mapping[str, str | None] | None = None) -> Manifest:
+def metadata(labels: Mapping[str, str | None]) -> Manifest:
     """Return the metadata of the engine's object, with those labels that have a value."""
     own = {"app.kubernetes.io/managed-by": "torchx-kfp", STAGE_LABEL: marker("name")}
-    given = {key: value for key, value in (labels or {}).items() if value}
+    given = {key: value for key, value in labels.items() if value}
     return {"name": marker("name"), "labels": {**own, **given}, "annotations": {}}

@@ -10,21 +10,17 @@ from torchx_kfp.authoring.engines.engine import (
     STAGE_LABEL,
     Engine,
     Manifest,
-    check_success,
     marker,
     metadata,
     restarts_alone,
-    restarts_together,
 )
 from torchx_kfp.errors import AppDefError
 
 if TYPE_CHECKING:
     from torchx import specs
 
-#: The annotation with a pod's index: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
-INDEX = "batch.kubernetes.io/job-completion-index"
-#: Kueue's label for its queue: https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
-QUEUE = "kueue.x-k8s.io/queue-name"
+#: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
+_INDEX = "batch.kubernetes.io/job-completion-index"
 _ONE_BY_ONE = "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once"
 
 
@@ -54,7 +50,10 @@ class Job(Engine):
 
     NAME: ClassVar[str] = "job"
     NEEDS: ClassVar[str] = "Kubernetes 1.24 or newer"
-    RESOURCE: ClassVar[tuple[str, str]] = ("batch", "jobs")
+    OBJECT: ClassVar[tuple[str, str, str]] = ("batch/v1", "Job", "jobs")
+    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (["status", "conditions"], "Complete", ["Failed"])
+    INDEX: ClassVar[str] = _INDEX
+    HOST: ClassVar[str] = "%(name)s-0.%(name)s"
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = (("", "services"),)
     STOCK_RIGHTS: ClassVar[bool] = True
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
@@ -65,44 +64,30 @@ class Job(Engine):
         },
     }
 
-    def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+    ) -> tuple[Manifest, Mapping[str, Any]]:
         if len(roles) > 1:
             names = ", ".join(repr(role.name) for role in roles.values())
             raise AppDefError(
                 f"engine='job' runs one role, but the AppDef has {len(roles)} ({names}). Use engine='jobset' or "
                 "engine='volcano', which run several."
             )
-        ((name, role),), (pod,) = roles.items(), pods
+        (role,), (pod,) = roles.values(), pods
         template = {**pod, "spec": {**pod["spec"], "subdomain": marker("name")}}
-        job = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": metadata({QUEUE: self.queue}),
-            "spec": {**indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl},
-        }
         service = {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(),
+            "metadata": metadata({}),
             "spec": {
                 "clusterIP": "None",
                 "publishNotReadyAddresses": True,
                 "selector": {STAGE_LABEL: marker("name")},
             },
         }
-        return {
-            "api": "apis/batch/v1",
-            "plural": "jobs",
-            "object": job,
-            "companions": [("api/v1", "services", service)],
-            "state": ["status", "conditions"],
-            "succeeded": ["Complete"],
-            "failed": ["Failed"],
-            "index": INDEX,
-            "host": "%(name)s-0.%(name)s",
-            "success": [name],
-            "retries": restarts_together(self, roles) or None,
-        }
+        spec = {**indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl}
+        # Kubernetes does not start all of a Job again: the launcher does.
+        return spec, {"companions": [("api/v1", "services", service)], "restarts": 0, "retries": restarts or None}
 
 
 @dataclass(frozen=True)
@@ -119,7 +104,11 @@ class JobSet(Engine):
 
     NAME: ClassVar[str] = "jobset"
     NEEDS: ClassVar[str] = "the JobSet controller (Kubeflow Trainer brings it)"
-    RESOURCE: ClassVar[tuple[str, str]] = ("jobset.x-k8s.io", "jobsets")
+    OBJECT: ClassVar[tuple[str, str, str]] = ("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
+    #: JobSets of all versions have these; `terminalState` came later.
+    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (["status", "conditions"], "Completed", ["Failed"])
+    INDEX: ClassVar[str] = _INDEX
+    HOST: ClassVar[str] = "%(name)s-%(role)s-0-0.%(name)s"
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "Role": {
             "min_replicas": _ONE_BY_ONE,
@@ -129,8 +118,9 @@ class JobSet(Engine):
 
     succeeds_with: Sequence[str] = ()
 
-    def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
-        success = check_success(self, self.succeeds_with, roles)
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+    ) -> tuple[Manifest, Mapping[str, Any]]:
         jobs = [
             {"name": name, "replicas": 1, "template": {"spec": indexed_job(role, position, pods[position])}}
             for position, (name, role) in enumerate(roles.items())
@@ -140,28 +130,9 @@ class JobSet(Engine):
             "replicatedJobs": jobs,
             "ttlSecondsAfterFinished": self.ttl,
         }
-        restarts = restarts_together(self, roles)
         if restarts:
             # All pods are gone before others have their names.
             spec["failurePolicy"] = {"maxRestarts": restarts, "restartStrategy": "BlockingRecreate"}
         if len(success) < len(roles):
             spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": success}
-        jobset = {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": metadata({QUEUE: self.queue}),
-            "spec": spec,
-        }
-        return {
-            "api": "apis/jobset.x-k8s.io/v1alpha2",
-            "plural": "jobsets",
-            "object": jobset,
-            # JobSets of all versions have these; `terminalState` came later.
-            "state": ["status", "conditions"],
-            "succeeded": ["Completed"],
-            "failed": ["Failed"],
-            "index": INDEX,
-            "host": f"%(name)s-{next(iter(roles))}-0-0.%(name)s",
-            "restarts": restarts,
-            "success": success,
-        }
+        return spec, {}

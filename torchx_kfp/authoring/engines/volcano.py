@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchx_kfp.authoring.engines.engine import (
     Engine,
     Manifest,
-    check_success,
     marker,
-    metadata,
     restarts_alone,
-    restarts_together,
 )
 from torchx_kfp.errors import AppDefError
 
 if TYPE_CHECKING:
     from torchx import specs
 
-#: The annotation with a pod's index among those of its task.
-INDEX = "volcano.sh/task-index"
 #: The events of a replica that the others should not wait for. Volcano calls a deleted pod evicted.
 _LOST = ("PodEvicted", "PodFailed")
 
@@ -42,7 +37,15 @@ class Volcano(Engine):
 
     NAME: ClassVar[str] = "volcano"
     NEEDS: ClassVar[str] = "Volcano"
-    RESOURCE: ClassVar[tuple[str, str]] = ("batch.volcano.sh", "jobs")
+    OBJECT: ClassVar[tuple[str, str, str]] = ("batch.volcano.sh/v1alpha1", "Job", "jobs")
+    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (
+        ["status", "state", "phase"],
+        "Completed",
+        ["Failed", "Aborted", "Terminated"],
+    )
+    INDEX: ClassVar[str] = "volcano.sh/task-index"
+    HOST: ClassVar[str] = "%(name)s-%(role)s-0.%(name)s"
+    QUEUE: ClassVar[str | None] = None
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "Role": {
             "min_replicas": "mapped: minAvailable",
@@ -61,8 +64,9 @@ class Volcano(Engine):
         if least is not None and least < 1:
             raise self._error(f"min_available={least!r}. Give a number of replicas, 1 or more")
 
-    def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
-        success = check_success(self, self.succeeds_with, roles)
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+    ) -> tuple[Manifest, Mapping[str, Any]]:
         ends_with = success if len(success) < len(roles) else []
         if len(ends_with) > 1:
             raise AppDefError(
@@ -78,7 +82,6 @@ class Volcano(Engine):
         most = sum(role.num_replicas for role in roles.values())
         if self.min_available is not None and self.min_available > most:
             raise self._error(f"min_available={self.min_available}, but the AppDef has {most} replicas")
-        restarts = restarts_together(self, roles)
         # The priority class is the Job's: Volcano gives it to the pods.
         tasks: list[Manifest] = [
             {
@@ -104,22 +107,4 @@ class Volcano(Engine):
             spec["queue"] = self.queue
         if self.priority_class:
             spec["priorityClassName"] = self.priority_class
-        job = {
-            "apiVersion": "batch.volcano.sh/v1alpha1",
-            "kind": "Job",
-            "metadata": metadata(),
-            "spec": spec,
-        }
-        return {
-            "api": "apis/batch.volcano.sh/v1alpha1",
-            "plural": "jobs",
-            "object": job,
-            "state": ["status", "state", "phase"],
-            "succeeded": ["Completed"],
-            "failed": ["Failed", "Aborted", "Terminated"],
-            "index": INDEX,
-            "host": f"%(name)s-{next(iter(roles))}-0.%(name)s",
-            "restarts": restarts,
-            "success": success,
-            "available": self.min_available,
-        }
+        return spec, {"available": self.min_available}

@@ -77,7 +77,7 @@ def rights_text(engine: type[Engine], service_account: str, namespace: str) -> s
     # The launcher makes the object, finds that of an earlier attempt and becomes its owner, and deletes it. It creates
     # the object's companions, lists the replicas, and reads their logs.
     allowed = [
-        (*engine.RESOURCE, ["create", "get", "patch", "delete"]),
+        (engine.OBJECT[0].partition("/")[0], engine.OBJECT[2], ["create", "get", "patch", "delete"]),
         *((*companion, ["create"]) for companion in engine.COMPANIONS),
         ("", "pods", ["list"]),
         ("", "pods/log", ["get"]),
