@@ -7,22 +7,19 @@ import dataclasses
 import os
 import shutil
 import signal
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.common.text import clean_line
-from torchx_kfp.contract.command import decode, set_aside
-from torchx_kfp.contract.protocol import CODE_URL, IMAGE, PIPELINE_RUN, WORKSPACES, is_workspace
+from torchx_kfp.contract.command import set_aside
+from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, WORKSPACES, is_workspace
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
-from torchx_kfp.execution.local.cache import cache_key
 from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
 from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.container import ContainerExecutor
@@ -40,7 +37,7 @@ from torchx_kfp.execution.local.executors.process import RUN_MARK, prepare_proce
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, secret_variables
 from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.local.output import Log, StageLines
-from torchx_kfp.execution.local.packages import activate, local_state, provide_environment
+from torchx_kfp.execution.local.packages import activate, provide_environment
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.transfer import (
     copy_here,
@@ -49,10 +46,9 @@ from torchx_kfp.execution.local.transfer import (
     registered_files,
     with_copies,
 )
-from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact, artifacts_in, parameters_of
-from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
+from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact
+from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, names_executor, parse_command
-from torchx_kfp.execution.pipeline.used_files import AllFiles, code_here
 from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
 from torchx_kfp.execution.runs.watch import ending_signals
@@ -169,43 +165,6 @@ def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[st
     folders = environ.get("PYTHONPATH", "").split(os.pathsep)
     left = os.pathsep.join(folder for folder in folders if folder != options.project)
     return {**environ, "PYTHONPATH": left}
-
-
-def key_in_cache(plan: AttemptPlan, run: TaskRun, context: RunContext) -> str:
-    """Return the key of the stage in the cache; empty if the stage must not be taken from the cache.
-
-    It is empty if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses the
-    workspace (which differs in each run), and if there is more code than can be checked.
-    """
-    if not run.task.caches or run.task.runs_always or _uses_workspace(plan):
-        return ""
-    surroundings: list[Any]
-    if plan.container is not None:
-        mounts = sorted(map(str, context.options.mounts))
-        files = given_files(plan.component, context.given, run.dag.inputs)
-        assert context.docker is not None
-        surroundings = ["container", context.docker.image_id(plan.image), mounts, files]
-    else:
-        installed = [local_state(install) for install in plan.python.installs] if plan.python is not None else []
-        words = decode(plan.words).words
-        try:
-            stamps = code_here(words, context.options.directory, plan.environ.get("PYTHONPATH", ""))
-        except AllFiles:
-            return ""
-        if any(map(is_workspace, words)):  # its files take the place of those here
-            inside = os.path.join(context.options.directory, "")
-            stamps = [stamp for stamp in stamps if not stamp[0].startswith(inside)]
-        surroundings = ["process", context.options.directory, sys.prefix, sys.version, stamps, installed]
-    environ = {name: text for name, text in plan.variables.items() if name != CODE_URL}
-    return cache_key(run.task, plan.component, plan.inputs, environ=environ, surroundings=surroundings)
-
-
-def _uses_workspace(plan: AttemptPlan) -> bool:
-    container, facts = plan.component.container, plan.facts
-    assert container is not None
-    paths = [item.path for value in facts.input_artifacts.values() for item in artifacts_in(value)]
-    texts = (*container.words, *map(str, parameters_of(plan.inputs).values()), *paths)
-    return any(path in text for path in (WORKSPACE, facts.workspace) for text in texts)
 
 
 class Attempt(threading.Thread):

@@ -17,20 +17,29 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchx_kfp.common.safe_files import read_bytes, walk, write_file
-from torchx_kfp.contract import protocol
+from torchx_kfp.contract import command, protocol
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
-from torchx_kfp.execution.pipeline.spec import Component, Task
+from torchx_kfp.execution.local.given_keys import given_files
+from torchx_kfp.execution.local.packages import local_state
+from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact, parameters_of
+from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
+from torchx_kfp.execution.pipeline.used_files import AllFiles, code_here
 from torchx_kfp.execution.runs.events import StageFinished, decode, encode
 from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Recorder
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.local.attempt import RunContext
+    from torchx_kfp.execution.local.dag_run import TaskRun
+    from torchx_kfp.execution.local.executors.executor import AttemptPlan
 
 #: A path, its size in bytes (for a folder, the number of its files), and the time of its last change in ns (for a
 #: folder, a digest of its files).
@@ -65,37 +74,60 @@ def input_digest(inputs: Mapping[str, Any]) -> str:
     return _digest({name: _input(value) for name, value in inputs.items()})
 
 
-def cache_key(
-    task: Task,
-    component: Component,
-    inputs: Mapping[str, Any],
-    *,
-    environ: Mapping[str, str],
-    surroundings: Sequence[Any],
-) -> str:
-    """Return the key of a stage in the cache, as hexadecimal digits.
+def cache_key(plan: AttemptPlan, run: TaskRun, context: RunContext) -> str:
+    """Return the key of a stage in the cache, as hexadecimal digits; empty if it must not be taken from the cache.
 
-    Args:
-        task: the task. If its author has chosen a key (``set_caching_options``), it replaces the command and inputs.
-        component: the component that the task runs.
-        inputs: the values of all inputs, including artifacts.
-        environ: environment variables that the pipeline sets, or the user sets for it.
-        surroundings: everything else that determines what the stage does.
+    It is empty if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses the
+    workspace (which differs in each run), and if there is more code than can be checked. A key that the author has
+    chosen (``set_caching_options``) replaces the command and inputs.
     """
-    container = component.container
+    component, container = plan.component, plan.component.container
+    assert container is not None
+    if not run.task.caches or run.task.runs_always or _uses_workspace(plan):
+        return ""
+    try:
+        surroundings = _surroundings(plan, run, context)
+    except AllFiles:
+        return ""
     outputs = {name: kind.title for name, kind in component.artifact_outputs.items()}
     content: dict[str, Any] = {"version": _VERSION, "outputs": [dict(component.outputs), outputs]}
-    if task.cache_key:
-        content["chosen"] = task.cache_key
+    if run.task.cache_key:
+        content["chosen"] = run.task.cache_key
     else:
         content |= {
-            "image": container.image if container is not None else "",
-            "command": [*container.command, *container.args] if container is not None else [],
-            "environ": dict(environ),
-            "inputs": {name: [_input(value), _artifact_stamps(value)] for name, value in inputs.items()},
-            "surroundings": list(surroundings),
+            "image": container.image,
+            "command": container.words,
+            "environ": {name: text for name, text in plan.variables.items() if name != protocol.CODE_URL},
+            "inputs": {name: [_input(value), _artifact_stamps(value)] for name, value in plan.inputs.items()},
+            "surroundings": surroundings,
         }
     return _digest(content)
+
+
+def _surroundings(plan: AttemptPlan, run: TaskRun, context: RunContext) -> list[Any]:
+    """Return what else determines what a stage does.
+
+    Raises:
+        AllFiles: there is more code than can be checked.
+    """
+    if plan.container is not None:
+        assert context.docker is not None
+        files = given_files(plan.component, context.given, run.dag.inputs)
+        return ["container", context.docker.image_id(plan.image), sorted(map(str, context.options.mounts)), files]
+    directory, words = context.options.directory, command.decode(plan.words).words
+    installed = [local_state(install) for install in plan.python.installs] if plan.python is not None else []
+    stamps = code_here(words, directory, plan.environ.get("PYTHONPATH", ""))
+    if any(map(protocol.is_workspace, words)):  # its files take the place of those here
+        stamps = [stamp for stamp in stamps if not stamp[0].startswith(os.path.join(directory, ""))]
+    return ["process", directory, sys.prefix, sys.version, stamps, installed]
+
+
+def _uses_workspace(plan: AttemptPlan) -> bool:
+    container, facts = plan.component.container, plan.facts
+    assert container is not None
+    paths = [item.path for value in facts.input_artifacts.values() for item in artifacts_in(value)]
+    texts = (*container.words, *map(str, parameters_of(plan.inputs).values()), *paths)
+    return any(path in text for path in (WORKSPACE, facts.workspace) for text in texts)
 
 
 def _digest(content: Any) -> str:

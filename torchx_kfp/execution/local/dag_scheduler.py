@@ -23,8 +23,8 @@ from typing import Any
 
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
-from torchx_kfp.execution.local.attempt import Attempt, RunContext, key_in_cache, plan_attempt
-from torchx_kfp.execution.local.cache import Cache, input_digest
+from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
+from torchx_kfp.execution.local.cache import Cache, cache_key, input_digest
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
     LoopProgress,
@@ -385,7 +385,7 @@ class Scheduler:
             pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
             plan = plan_attempt(run, self._context, pod_name)
             run.input_digest = input_digest(plan.inputs)
-            run.cache_key = key_in_cache(plan, run, self._context) if self._cache is not None else ""
+            run.cache_key = cache_key(plan, run, self._context) if self._cache is not None else ""
         except Exception as error:  # whatever it is, other tasks go on
             self._fail(run, error)
             return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +28,13 @@ from torchx_kfp.execution.local.executors.executor import (
     Start,
     verify_private,
 )
-from torchx_kfp.execution.local.executors.mounts import Mount, is_of_a_run, named_places, source_of
+from torchx_kfp.execution.local.executors.mounts import Mount, named_places
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.local.replay_plan import Overrides, ReplayPlan, plan_replay
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context
-from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -240,8 +238,9 @@ def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides, nam
 
 
 def _plan(invocation: Invocation, context: RunContext, overrides: Overrides, named_base: str) -> ReplayPlan:
+    _refuse_workspace(invocation)
     try:
-        plan = plan_replay(_with_workspace(invocation, context), context, overrides)
+        plan = plan_replay(invocation, context, overrides)
     except ValueError as error:
         if isinstance(error, ArgumentError):
             raise
@@ -254,51 +253,18 @@ def _plan(invocation: Invocation, context: RunContext, overrides: Overrides, nam
     return plan
 
 
-def _with_workspace(invocation: Invocation, context: RunContext) -> Invocation:
-    """Give a stage that uses KFP's workspace a copy of what the run has left in it."""
-    record, own = invocation.record, context.constants["workspace_path"]
-    if record.folder is None or not has_workspace(invocation.pipeline):
-        return invocation
-    source = str(record.options.get("kfp_workspace") or record.folder.absolute() / "workspace")
-    container = invocation.component.container
-    texts = [*(container.words if container is not None else ()), *map(str, invocation.inputs.values())]
-    if not any(path in text for path in (WORKSPACE, source) for text in texts):
-        return invocation
-    if os.path.isdir(source):
-        _refuse_other(invocation, context, source)
-        try:
-            shutil.copytree(source, own, symlinks=True)
-        except (OSError, RecursionError) as error:
-            raise ArgumentError(f"The workspace {source!r} of the run cannot be copied: {error}.") from None
-    inputs = {name: _moved(value, source, own) for name, value in invocation.inputs.items()}
-    return dataclasses.replace(invocation, inputs=inputs)
-
-
-def _refuse_other(invocation: Invocation, context: RunContext, path: str) -> None:
-    """Raise ArgumentError if a container would get a workspace that is in no run's folder, and nobody has named.
-
-    A folder may be somebody else's: it could name any file of this machine.
-    """
-    containers = context.containers
-    if containers is None or is_of_a_run(path, containers.runs):
+def _refuse_workspace(invocation: Invocation) -> None:
+    """Raise ArgumentError if a stage of a run on this machine uses KFP's workspace: it must not change it."""
+    record, container = invocation.record, invocation.component.container
+    if record.folder is None or container is None or not has_workspace(invocation.pipeline):
         return
-    if all(source_of(path, mount) != path for mount in containers.mounts):
+    path = str(record.options.get("kfp_workspace") or record.folder.absolute() / "workspace")
+    texts = [*container.words, *map(str, invocation.inputs.values())]
+    if any(place in text for place in (WORKSPACE, path) for text in texts):
         raise ArgumentError(
-            f"{invocation.stage!r} cannot be replayed in a container: it takes {path!r}, which is in no run's folder "
-            f"in {containers.runs!r}. Give it to the container: --mount {path}:ro"
+            f"{invocation.stage!r} cannot be replayed: it uses KFP's workspace, which others may have changed since. "
+            f"Run it in a new run: run --resume {record.run_id} --from {invocation.place.name}."
         )
-
-
-def _moved(value: Any, old: str, new: str) -> Any:
-    """Return an input in whose texts one path has become another."""
-    if isinstance(value, str):
-        return value.replace(old, new)
-    if isinstance(value, Artifact):
-        moved = {name: getattr(value, name).replace(old, new) for name in ("uri", "custom_path")}
-        return dataclasses.replace(value, **moved)
-    if isinstance(value, list):
-        return type(value)(_moved(item, old, new) for item in value)
-    return {key: _moved(item, old, new) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _run(
