@@ -69,38 +69,35 @@ def runs_command(
     schedule_id = Schedules(connect(lookup.flags)).find_id(schedule) if schedule else ""
     chosen = tuple(State(state) for state in states)
     where = RunFilter(chosen, name or "", newer_than=newer_than, schedule_id=schedule_id)
-    output_dir, most, now = lookup.output_dir, limit or None, time.time()
-    is_on_host = names_host(lookup.flags)
-    here: list[dict[str, Any]] = []
-    there: list[dict[str, Any]] = []
-    messages: list[str] = []
-    failure: HostError | None = None
-    none = "No run {} matches." if where != RunFilter() else "There are no runs {}."
-    try:
-        if is_on_host or (chosen != (State.INTERRUPTED,) and lists_host(lookup.flags)):
-            host = connect(lookup.flags, is_patient=is_on_host)
-            there = [summary_as_json(run, now) for run in host.list(where, limit=most)]
-            messages.append(none.format(f"on {host.connection.name}"))
-    except HostError as error:
-        if is_on_host:
-            raise
-        failure = error
-    if not is_on_host:
+    most, now, is_on_host = limit or None, time.time(), names_host(lookup.flags)
+
+    def on_host() -> tuple[str, list[dict[str, Any]]]:
+        host = connect(lookup.flags, is_patient=is_on_host)
+        return f"on {host.connection.name}", [summary_as_json(run, now) for run in host.list(where, limit=most)]
+
+    def here() -> tuple[str, list[dict[str, Any]]]:
+        return f"in {lookup.output_dir!r}", _runs_here(lookup.output_dir, where, most, now)
+
+    asks_host = is_on_host or (chosen != (State.INTERRUPTED,) and lists_host(lookup.flags))
+    rows: list[dict[str, Any]] = []
+    places: list[str] = []
+    failures: list[HostError | ArgumentError] = []
+    for read in [*([on_host] if asks_host else []), *([] if is_on_host else [here])]:
         try:
-            here = _runs_here(output_dir, where, most, now)
-            messages.append(none.format(f"in {output_dir!r}"))
-        except ArgumentError as error:
-            if not there and not messages and failure is None:
-                raise
-            messages.append(str(error))
-    if failure is not None:
-        if not here:
-            print_message("\n".join(messages))
-            raise failure
+            place, found = read()
+            places.append(place)
+            rows += found
+        except (HostError, ArgumentError) as error:
+            failures.append(error)
+    missing = [error for error in failures if isinstance(error, HostError)]
+    if failures and not rows and (missing or not places):
+        raise failures[0]
+    for failure in missing:
         print_message(f"The runs on the KFP host are missing: {failure}")
-    rows = sorted([*here, *there], key=lambda row: row["started"] or 0.0, reverse=True)[:most]
+    rows = sorted(rows, key=lambda row: row["started"] or 0.0, reverse=True)[:most]
     if not rows and not as_json:
-        print_message("\n".join(messages))
+        none = "No run {} matches." if where != RunFilter() else "There are no runs {}."
+        print_message("\n".join([*map(none.format, places), *map(str, failures)]))
         return
     print_rows(rows, run_columns(), as_json=as_json)
 
