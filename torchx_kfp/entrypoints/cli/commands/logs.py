@@ -14,7 +14,7 @@ import click
 from torchx_kfp.common.text import clean_line, did_you_mean, listed
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
-from torchx_kfp.errors import ArgumentError, PipelineFileError, explain
+from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
@@ -127,18 +127,18 @@ class _Choice:
         if self._stage is None:
             raise ArgumentError(f"No stage of the run {record.run_id} has a log: no stage was started.")
         stages = self.stages(record)
-        if not stages and not _may_come(record, self._stage):
+        if not stages:
             there = list(record.run.by_name)
             raise ArgumentError(
-                f"There is no stage {self._stage!r} in the run {record.run_id}.{did_you_mean(self._stage, there)} Its "
-                f"stages: {listed(there) or 'none yet'}."
+                f"There is no stage {self._stage!r} in the run {record.run_id}, or it has not begun."
+                f"{did_you_mean(self._stage, there)} Its stages: {listed(there) or 'none yet'}."
             )
         attempts = sum(len(record.run.attempts_at(name)) for name in stages)
         if self._attempt and attempts:
             raise ArgumentError(
                 f"There is no attempt {self._attempt} at {self._stage!r} in the run {record.run_id}, but {attempts}."
             )
-        end = record.run.end_of(stages[0]) if stages else None
+        end = record.run.end_of(stages[0])
         why = f"it {end.reason or end.state}" if end else f"it was not started ({record.run.state})"
         if end and end.cached_from:
             why = f"it was taken from the cache. See `{this_command('logs', f'{end.cached_from}/{end.name}')}`"
@@ -211,17 +211,3 @@ class _Printer:
     def _print_lines(self, name: str, lines: list[bytes]) -> None:
         start = f"{name} | " if self._prefixed else ""
         print_text("\n".join(start + clean_line(line) for line in lines) + "\n")
-
-
-def _may_come(record: RunRecord, stage: str) -> bool:
-    """Return whether the pipeline has this stage, although it has not had an event yet."""
-    from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
-    from torchx_kfp.execution.runs.state import outline
-
-    if record.run.state in (State.SUCCEEDED, State.FAILED):
-        return False  # every stage has had an event
-    try:
-        planned = outline(record.load())
-    except PipelineFileError:
-        return False
-    return planned.get(without_indices(stage), False) or (stage in planned and not indices_of(stage))
