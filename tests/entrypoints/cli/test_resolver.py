@@ -128,29 +128,6 @@ def test_a_run_is_shown_as_a_whole_whatever_names_it(call: Call, runs: list[str]
         assert f"{runs[1]}/judge/judge_1" in [stage["run_id"] for stage in shown["stages"]]
 
 
-def test_whole_numbers_in_lists_of_parameters_are_shown_as_such(call: Call, project: Path) -> None:
-    (project / "lists.py").write_text(
-        """
-from kfp import dsl
-from torchx.specs import AppDef, Role
-from torchx_kfp import task_from_app
-
-@dsl.pipeline(name="lists")
-def lists(tracker_base: str, sizes: list = [1, 2.5], more: dict = {"a": [3, 1e300]}):
-    app = AppDef("echo", [Role("role", image="x", entrypoint="echo", args=[f"{sizes}", f"{more}"])])
-    task_from_app(app, tracker_base=tracker_base)
-"""
-    )
-    runs = []
-    for _ in range(2):
-        assert call("run", "lists.py", "--tracker-base", "base", "--quiet").returncode == 0
-        runs.append(json.loads(call("runs", "--json").stdout)[0]["run"])
-    done = call("compare", *runs)
-    assert "[1, 2.5]" in done.stdout
-    assert '{"a": [3, 1e+300]}' in done.stdout
-    assert all(f"{run} has recorded nothing" in done.stderr for run in runs)
-
-
 @pytest.mark.parametrize("command", ["results", "report", "logs"])
 @pytest.mark.parametrize("run", ["", "latest"])
 def test_runs_on_this_machine_do_not_need_the_settings_of_a_host(

@@ -95,8 +95,7 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
     recorder, keys = located.recorder, chosen.keys
     for name, value in located.arguments.items():
         if name != TRACKER_BASE:
-            # In lists and dicts, KFP makes floats of all numbers.
-            yield "", "parameter", name, _whole(value) if isinstance(value, (list, Mapping)) else value
+            yield "", "parameter", name, value
     for name, value in recorder.record(chosen.name.partition("/")[0], "tags").tags.items():
         yield "", "tag", name, value
     results, records = recorder.get_many(keys), recorder.records(keys, "metadata", "steps", "search")
@@ -111,16 +110,6 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
                 yield stage, kind, name, point.value
     for key in chosen.cached & {*keys}:
         yield parts(key).get("stage", ""), "cached", "state", key.partition("/")[0]
-
-
-def _whole(value: Any) -> Any:
-    """Return the value with ints for floats that are whole, as far as a float tells them apart."""
-    if isinstance(value, Mapping):
-        return {name: _whole(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= 2**53
-    return int(value) if is_whole else value
 
 
 def _searches(stated: Mapping[str, Search | None]) -> Iterator[_Fact]:

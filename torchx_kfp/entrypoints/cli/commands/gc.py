@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from torchx_kfp.tracking.cleanup import Findings
     from torchx_kfp.tracking.store import File
 
-#: The seconds below which an age may be meant as months.
-_SHORT = 3600.0
 #: The number of names that a message lists.
 _SHOWN = 10
 #: Why a run is there that was to go: gc was interrupted, or the run was used meanwhile.
@@ -118,8 +116,6 @@ def gc_command(
     going = [row for row in sweep.rows if row["reason"] is None]
     if going and not dry_run and not yes:
         older = "" if age is None else f", older than {duration(age)}"
-        if age is not None and age < _SHORT:
-            print_message(f"The age is {duration(age)}: m means minutes. For months, give days, such as 30d.")
         ask(f"Remove {counted(len(going), sweep.noun)}{older}: {listed(row['run'] for row in going)}?")
     gone: set[str] = set()
     try:
