@@ -223,7 +223,7 @@ def test_a_chain_on_a_host(place: Place) -> None:
     assert json.loads(shown.stdout)["run_id"].startswith(f"{first}/prepare/"), shown.stderr
     compared = place.call("compare", first, last, "--host", place.host, "--json")
     assert '"train"' in compared.stdout, compared.stderr
-    assert f"`torchx-kfp logs {first}/prepare`" in place.call("logs", f"{last}/prepare", "--host", place.host).stderr
+    assert f"torchx-kfp logs {first}/prepare`" in place.call("logs", f"{last}/prepare", "--host", place.host).stderr
     assert place.call("logs", f"{first}/prepare", "--host", place.host).stdout == "ran prepare\n"
     anew = ["--from", "last", "-p", "rate=0.7", "--host", place.host, "--dry-run"]
     changed = place.call("submit", f"{place.file}:light", "--resume", last, *anew)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from torchx_kfp.common.text import listed
+from torchx_kfp.contract.carried.workspace import content, members
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.entrypoints.cli.display.printing import is_number, show_value
 from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts
 from torchx_kfp.errors import TrackerError, WorkspaceError
-
-if TYPE_CHECKING:
-    from torchx_kfp.tracking.recorder import Search
+from torchx_kfp.tracking.recorder import Search
 
 #: The kinds of facts, in the order of their rows; those of a metric of steps follow one another.
 _KINDS = {"parameter": 0, "tag": 1, "search": 2, "result": 3, "last": 4, "min": 4, "max": 4, "metadata": 5, "cached": 6}
@@ -114,8 +113,6 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
 
 def _searches(stated: Mapping[str, Search | None]) -> Iterator[_Fact]:
     """Yield the facts about the searches of a run. A search of several objectives has no best trial."""
-    from torchx_kfp.tracking.recorder import Search
-
     for search in Search.latest(stated).values():
         best = {name: search.best_in(name) for name in search.objectives}
         values: dict[str, Any] = {f"best {name}": it.results[name] for name, it in best.items() if it is not None}
@@ -224,7 +221,5 @@ def _digest(located: Recorded, run: str) -> str | None:
 
 def _files(located: Recorded, digest: str) -> dict[str, tuple[object, ...]]:
     """Return what tells the files of an archive of code apart, by name."""
-    from torchx_kfp.contract.carried.workspace import content, members
-
     archive = located.recorder.read_workspace(digest)
     return {it.name: (it.mode & 0o100, it.linkname, bytes(content(archive, it))) for it in members(archive)}

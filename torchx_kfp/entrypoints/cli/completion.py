@@ -5,6 +5,11 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
+from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.execution.pipeline.walk import LATEST
+from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs.history import find_run, find_runs, read_run
+
 #: How many of the newest runs are offered.
 _MOST = 50
 
@@ -14,11 +19,6 @@ class RunWord(click.types.StringParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the newest runs on this machine, or the stages of one, that begin with the text."""
-        from torchx_kfp.errors import TorchxKfpError
-        from torchx_kfp.execution.pipeline.walk import LATEST
-        from torchx_kfp.execution.runs import OUTPUT_DIR
-        from torchx_kfp.execution.runs.history import find_run, find_runs, read_run
-
         output_dir = ctx.params.get("output_dir") or OUTPUT_DIR
         run, slash, _ = incomplete.partition("/")
         names = [] if slash else [LATEST]

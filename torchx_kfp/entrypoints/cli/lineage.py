@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from torchx_kfp.common.text import listed, printable
 from torchx_kfp.entrypoints.cli.display.printing import (
@@ -17,12 +17,12 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     styled,
     without_run,
 )
-from torchx_kfp.entrypoints.cli.recorded import earlier_attempts
-
-if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.cli.recorded import Recorded
-    from torchx_kfp.tracking import Lineage, Link, Result
-    from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.entrypoints.cli.recorded import Recorded, earlier_attempts
+from torchx_kfp.tracking import Lineage, Link, Result
+from torchx_kfp.tracking.lineage import trace
+from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.records import artifacts_of
+from torchx_kfp.tracking.store import is_key, pipeline_run
 
 #: Results by run id.
 Results: TypeAlias = "Mapping[str, Mapping[str, Result]]"
@@ -40,9 +40,6 @@ def show_lineage(located: Recorded, *, as_json: bool) -> None:
     artifacts of the run if the used ones are unknown. A tree has the first runs that are read under one alias; JSON has
     all, with their starts and code.
     """
-    from torchx_kfp.tracking.lineage import trace
-    from torchx_kfp.tracking.records import artifacts_of
-
     recorder = located.recorder
     sources = {run_id: record.sources for run_id, record in recorder.records(None, "sources").items()}
     named = {source.run_id for found in sources.values() for source in found}
@@ -65,8 +62,6 @@ def show_lineage(located: Recorded, *, as_json: bool) -> None:
 
 
 def _as_json(lineage: Lineage, results: Results, recorder: Recorder) -> dict[str, Any]:
-    from torchx_kfp.tracking.store import is_key, pipeline_run
-
     role = {**dict.fromkeys(lineage.ancestors, "ancestor"), **dict.fromkeys(lineage.run_ids, "asked")}
     runs = list(filter(is_key, runs_of(lineage)))
     records = recorder.records([*runs, *map(pipeline_run, runs)], "started", "code")
@@ -157,8 +152,6 @@ def _drawn(root: str, branches: _Branches, shown: set[str], results: Results) ->
 
 
 def _label(run_id: str, root: str, results: Results, link: Link | None = None, again: bool = False) -> str:
-    from torchx_kfp.tracking.store import pipeline_run
-
     run = pipeline_run(root) if run_id != root else None
     its = "(shown above)" if again else without_run(show_results(results.get(run_id, {})), run)
     alias = f"{printable(link.alias)}: " if link and link.alias else ""

@@ -26,6 +26,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     output_dir_option,
     tracker_base_option,
 )
+from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import (
     AmbiguousRunError,
     ArgumentError,
@@ -35,16 +36,16 @@ from torchx_kfp.errors import (
     UnknownRunError,
 )
 from torchx_kfp.execution.host.settings import flag, read_settings
+from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs.history import RunReader, find_run, is_run, read_run
+from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
+from torchx_kfp.execution.runs.source import RunSource
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.cli.recorded import Recorded
     from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.run import HostRun
     from torchx_kfp.execution.report.model import RunView
-    from torchx_kfp.execution.runs.history import RunReader
-    from torchx_kfp.execution.runs.record import RunRecord
-    from torchx_kfp.execution.runs.source import RunSource
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,6 @@ class Lookup:
             AmbiguousRunError: several runs match.
             HostError: the host does not answer.
         """
-        from torchx_kfp.execution.pipeline.walk import LATEST
-        from torchx_kfp.execution.runs.history import RunReader, is_run
-
         if os.sep not in run and is_run(Path(run)) and not is_run(Path(self.output_dir, run)):
             run = os.path.join(os.curdir, run)  # a command in the directory with the folders of runs
         if names_host(self.flags) and not is_run(Path(self.output_dir, run)):
@@ -121,9 +119,6 @@ class Lookup:
             TrackerBaseError: only pods have the tracker base, or only the run names it.
             HostError: the host does not answer.
         """
-        from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
-        from torchx_kfp.execution.runs.history import is_run
-
         found: list[Recorded] = []
         for word in words:
             is_here = is_run(Path(self.output_dir, word.partition("/")[0]))
@@ -134,8 +129,6 @@ class Lookup:
         return found
 
     def _anywhere(self, run: str, reading: dict[str, Any]) -> RunReader | HostRun:
-        from torchx_kfp.execution.runs.history import RunReader, find_run
-
         try:
             return RunReader(find_run(self.output_dir, run))
         except ArgumentError as error:
@@ -164,8 +157,6 @@ class Lookup:
 
     def recorded(self, source: RunSource, part: str = "") -> Recorded:
         """Return the records of a run, or of a part of it; the errors are those of ``base_of``."""
-        from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
-
         record = source.read()
         recorder = open_recorder(self.base or self.base_of(record))
         return Recorded(recorder, "/".join(filter(None, [record.run_id, part])), record)
@@ -198,8 +189,6 @@ class Lookup:
 
     def verify_trusted(self, base: str, *, ran_here: bool) -> None:
         """Raise TrackerBaseError for a base that is not read here if only a run names it."""
-        from torchx_kfp.execution.runs.record import missing, why_not_read
-
         if why := why_not_read(base, self.trusted_bases([base], ran_here=ran_here), ran_here=ran_here):
             raise TrackerBaseError(missing(base, why))
 
@@ -208,8 +197,6 @@ class Lookup:
 
         Otherwise, the settings of the host are not read: most runs on this machine do not need them.
         """
-        from torchx_kfp.execution.runs.record import why_not_read
-
         is_needed = any(why_not_read(base, (), ran_here=ran_here) for base in bases)
         return (read_settings(self.flags).tracker_base,) if is_needed else ()
 
@@ -226,8 +213,6 @@ def finds_runs(*, recorded: bool = False) -> Decorator:
 
 def say_latest(word: str, run_id: str) -> None:
     """Say on stderr which run ``latest`` means, for commands that do not show it."""
-    from torchx_kfp.execution.pipeline.walk import LATEST
-
     if word.partition("/")[0] == LATEST:
         print_message(f"The run is {run_id}.")
 
@@ -240,8 +225,6 @@ def usual_base(output_dir: str | None = None) -> str | None:
             setting names one; None if only a setting counts.
     """
     from torchx_kfp.execution.local.executors.mounts import local_path
-    from torchx_kfp.execution.pipeline.walk import LATEST
-    from torchx_kfp.execution.runs.history import find_run, read_run
 
     settings = read_settings({})
     base, why = settings.tracker_base, settings.source("tracker_base")

@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchx_kfp.common.text import UUID, did_you_mean_path, listed, most_similar, nearest, printable
 from torchx_kfp.contract.protocol import superseded
@@ -20,11 +20,11 @@ from torchx_kfp.errors import (
     TrackerBaseError,
     UnknownRunError,
 )
+from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
-
-if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.record import RunRecord
-    from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import REPLAY, Recorder
+from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
 
 def open_recorder(base: str) -> Recorder:
@@ -33,8 +33,6 @@ def open_recorder(base: str) -> Recorder:
     Raises:
         TrackerBaseError: the base is malformed, or a local one does not exist: reading itself would not fail.
     """
-    from torchx_kfp.tracking.recorder import Recorder
-
     recorder = Recorder.open(base)
     folder = recorder.folder
     if folder is None or os.path.isdir(folder):
@@ -51,8 +49,6 @@ def open_recorder(base: str) -> Recorder:
 
 def parts(key: str) -> dict[str, str]:
     """Return the ``run``, ``stage`` and ``execution`` in a run id; they are empty for another key."""
-    from torchx_kfp.tracking.store import run_id_parts
-
     found = run_id_parts(key)
     return dict(zip(("run", "stage", "execution"), found, strict=True)) if found else {}
 
@@ -122,7 +118,6 @@ class Recorded:
 
         If the run was not found, and has recorded nothing, those under the whole base.
         """
-        from torchx_kfp.tracking.store import pipeline_run
 
         def below(run: str | None) -> set[str]:
             return {*self.recorder.keys(run), *([] if results else self.recorder.run_ids(run))}
@@ -170,16 +165,11 @@ class Recorded:
 
     @staticmethod
     def _is_part(part: str, rest: str, stage: str | None) -> bool:
-        from torchx_kfp.execution.pipeline.walk import is_execution
-
         of_stage = stage is not None and (is_execution(stage, part) or stage.startswith(f"{part}/"))
         return f"{rest}/".startswith(f"{part}/") or of_stage
 
     def _split(self, known: Sequence[str]) -> tuple[str, str]:
         """Return the id of the pipeline run, and what follows it in the word."""
-        from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
-        from torchx_kfp.tracking.store import pipeline_run
-
         word = self.word.rstrip("/") or self.word
         runs = [self.run.run_id] if self.run is not None else list(dict.fromkeys(map(pipeline_run, known)))
         if exact := [run for run in runs if f"{word}/".startswith(f"{run}/")]:
@@ -203,8 +193,6 @@ class Recorded:
         Raises:
             UnknownRunError: no run matches, or several do.
         """
-        from torchx_kfp.tracking.store import pipeline_run
-
         word = pipeline_run(self.word)
         if self.run is not None or UUID.fullmatch(word):
             return word
@@ -228,8 +216,6 @@ class Recorded:
             name: the run that exists.
             part: the part of it that does not.
         """
-        from torchx_kfp.execution.pipeline.walk import LATEST
-
         whole, rests = f"{name}/{part}" if name else self.word, [key[len(name) + 1 :] for key in there]
         names = [*(rest.partition("/")[0] for rest in rests), *rests] if name else [LATEST, *there]
         # "latest" itself does not exist if there are only replays.
@@ -263,8 +249,6 @@ def nothing(base: str, run: str | None = None) -> TorchxKfpError:
 
 def _newest(recorder: Recorder) -> str | None:
     """Return the pipeline run that was written last."""
-    from torchx_kfp.tracking.recorder import REPLAY
-
     times = recorder.last_written()
     # The times of S3 are whole seconds; the names of runs often have the time, too.
     ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)

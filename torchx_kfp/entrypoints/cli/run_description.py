@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.text import UUID, duration
 from torchx_kfp.entrypoints.cli.display.printing import terminal_width
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
     from torchx_kfp.entrypoints.cli.display.tables import Column
     from torchx_kfp.execution.host.host_runs import RunSummary
-    from torchx_kfp.execution.runs.record import RunRecord
-
 #: The keys of a run for programs, in their order.
 _KEYS = (
     "run name pipeline state started seconds done failed running cannot_start resumes schedule scheduled link folder"

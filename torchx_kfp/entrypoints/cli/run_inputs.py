@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.common.text import counted, listed, printable, size_text
+from torchx_kfp.contract.folders import find_folders
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Decorator, Flags, Target, gathered, parameter_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import parse_arguments
+from torchx_kfp.execution.runs.history import RunReader
+from torchx_kfp.tracking.recorder import parse_tags
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.pipeline.spec import Pipeline
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
     from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan
 
@@ -49,7 +53,6 @@ class RunInputs:
             UnknownRunError: there is no such run.
             HostError: the host does not answer.
         """
-        from torchx_kfp.execution.runs.history import RunReader
         from torchx_kfp.execution.runs.resume_plan import earlier_run
 
         if self.resumed is None:
@@ -95,7 +98,6 @@ class RunInputs:
             ArgumentError: a word is not an argument of the pipeline, or a tracker base is missing, or given twice.
         """
         from torchx_kfp.entrypoints.cli.pipeline_files import split_words
-        from torchx_kfp.execution.pipeline.values import parse_arguments
 
         arguments = parse_arguments(pipeline, split_words(self.words))
         parameter = pipeline.root.inputs.get(TRACKER_BASE)
@@ -152,8 +154,6 @@ def read_tags(words: Iterable[str]) -> dict[str, str]:
     Raises:
         ArgumentError: a word has another form, or has no value.
     """
-    from torchx_kfp.tracking.recorder import parse_tags
-
     tags: dict[str, str] = {}
     for name, value in parse_tags(words).items():
         if value is None:
@@ -258,8 +258,6 @@ def _plan_as_json(plan: ResumePlan) -> dict[str, Any]:
 
 def refuse_folders(pipeline: Pipeline) -> None:
     """Raise ArgumentError for a pipeline with a role's own workspace: whoever runs its file lacks the folder."""
-    from torchx_kfp.contract.folders import find_folders
-
     if folders := find_folders(pipeline.text):
         raise ArgumentError(
             f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "

@@ -15,12 +15,13 @@ from torchx_kfp.common.text import listed
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.errors import ArgumentError, LocalRunError
+from torchx_kfp.execution.runs.history import RunReader, read_run
+from torchx_kfp.execution.runs.journal import is_runner, is_running, read_pid
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.run import HostRun
-    from torchx_kfp.execution.runs.record import RunRecord
-
 #: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
 _BEYOND_GRACE = 30.0
 #: Seconds for which the end of a run on a host is waited for.
@@ -36,8 +37,6 @@ def cancel_command(run: str, lookup: Lookup) -> None:
     The command waits until the run has ended. If the runner on this machine was killed, the command ends the stages
     that it left running.
     """
-    from torchx_kfp.execution.runs.history import RunReader
-
     source = lookup.find(run, changes="cancel", reads="none")
     if isinstance(source, RunReader):
         _cancel_here(source.folder)
@@ -63,8 +62,6 @@ def _cancel_there(source: HostRun, words: list[str]) -> None:
 
 def _cancel_here(folder: Path) -> None:
     from torchx_kfp.execution.local.run_options import GRACE
-    from torchx_kfp.execution.runs.history import read_run
-    from torchx_kfp.execution.runs.journal import is_running, read_pid
 
     record = read_run(folder)
     if record.run.state is State.INTERRUPTED:
@@ -111,8 +108,6 @@ def _terminate(folder: Path, record: RunRecord) -> bool:
     Raises:
         ArgumentError: there is no such process here, or it cannot be signaled.
     """
-    from torchx_kfp.execution.runs.journal import is_runner, is_running, read_pid
-
     pid = read_pid(folder)
     with contextlib.suppress(ProcessLookupError):
         if pid is not None:

@@ -6,7 +6,9 @@ import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Target, target_argument
+from torchx_kfp.entrypoints.cli.run_inputs import refuse_folders
 from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.execution.pipeline.load import compile_function
 
 
 @click.command("compile")
@@ -24,12 +26,10 @@ def compile_command(target: Target, output: str) -> None:
     pipeline, it says how close a run comes to Argo's limits. For an exit code, use `torchx-kfp check --strict`.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import load_pipeline_function
-    from torchx_kfp.entrypoints.cli.run_inputs import refuse_folders
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
     from torchx_kfp.execution.model.checks import of_arguments
     from torchx_kfp.execution.model.findings import about_backends
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
-    from torchx_kfp.execution.pipeline.load import compile_function
 
     pipeline = compile_function(load_pipeline_function(target), str(target.word))
     refuse_folders(pipeline)

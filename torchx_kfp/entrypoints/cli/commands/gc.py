@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,10 +15,9 @@ from torchx_kfp.entrypoints.cli.flags import byte_count, json_option, refuse_emp
 from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from torchx_kfp.tracking.cleanup import Findings
-    from torchx_kfp.tracking.store import File
+from torchx_kfp.execution.runs.history import find_run
+from torchx_kfp.tracking.cleanup import Findings, find_old_runs, find_unused_code, remove_code, remove_runs
+from torchx_kfp.tracking.store import File
 
 #: The number of names that a message lists.
 _SHOWN = 10
@@ -146,8 +145,6 @@ class _Sweep:
 
 def _in_base(tracker_base: str, age: float | None, one: str | None) -> _Sweep:
     """Find the old pipeline runs under a tracker base, and the code that only they use; or one run of any age."""
-    from torchx_kfp.tracking.cleanup import find_old_runs, find_unused_code, remove_code, remove_runs
-
     recorder = open_recorder(tracker_base)
     store = recorder.store
     if one is not None:
@@ -203,7 +200,6 @@ def _codes_as_json(archives: Mapping[str, File]) -> list[dict[str, Any]]:
 def _in_folder(output_dir: str, rules: Mapping[str, Any], one: str | None) -> _Sweep:
     """Find the old runs on this machine."""
     from torchx_kfp.execution.local.old_runs import remove, select
-    from torchx_kfp.execution.runs.history import find_run
 
     name = None if one is None else find_run(output_dir, one).name
     runs = select(output_dir, **rules, one=name)

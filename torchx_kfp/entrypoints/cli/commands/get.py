@@ -12,23 +12,26 @@ import click
 
 from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.common.text import did_you_mean, listed, shown
+from torchx_kfp.contract.carried.workspace import members, unpack
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest, workspace_key
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, show_stored
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
-from torchx_kfp.entrypoints.cli.recorded import titled
+from torchx_kfp.entrypoints.cli.recorded import Recorded, titled
 from torchx_kfp.entrypoints.cli.run_inputs import print_files
 from torchx_kfp.errors import ArgumentError, WorkspaceError, explain
+from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
+from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.pipeline.walk import known_stages
+from torchx_kfp.execution.runs.history import RunReader
+from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.tracking import Artifact
+from torchx_kfp.tracking.recorder import Recorder
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.cli.recorded import Recorded
     from torchx_kfp.execution.host.run import HostRun
-    from torchx_kfp.execution.runs.history import RunReader
-    from torchx_kfp.execution.runs.record import RunRecord
-    from torchx_kfp.tracking import Artifact
-
 #: What names programs in a bare repository of git, or where it is. Its file ``HEAD`` is in the same folder.
 _NEXT_TO_HEAD = ("config", "commondir", "hooks")
 
@@ -153,9 +156,6 @@ def _get_code(run: str, folder: str | None, lookup: Lookup, *, only_lists: bool)
         ArgumentError: no code travelled with the run, or the folder is not empty.
         WorkspaceError: the archive cannot be unpacked.
     """
-    from torchx_kfp.contract.carried.workspace import members, unpack
-    from torchx_kfp.tracking.recorder import Recorder
-
     source, part = lookup.find_part(run)
     stage = part or None
     record = source.read()
@@ -209,10 +209,6 @@ def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> s
         ArgumentError: it has none, or its stages have different code, or there is no such stage.
         HostError: the host does not say what the stage was given.
     """
-    from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
-    from torchx_kfp.execution.pipeline.values import complete_arguments
-    from torchx_kfp.execution.pipeline.walk import known_stages
-
     if stage is None and (url := record.arguments.get(WORKSPACE)):
         return str(url)
     pipeline = record.load()

@@ -15,10 +15,11 @@ from torchx_kfp.common.text import clean_line, did_you_mean, listed
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 from torchx_kfp.errors import ArgumentError, explain
+from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.execution.runs.result import open_log
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.record import RunRecord
     from torchx_kfp.local import StageStarted
 
 _CHUNK = 1 << 16
@@ -170,8 +171,6 @@ class _Printer:
 
     def show(self, name: str, path: Path) -> None:
         """Print the new output in the log of this stage: as plain bytes for a single stage, unless to a terminal."""
-        from torchx_kfp.execution.runs.result import open_log
-
         try:
             file = open_log(path)
         except FileNotFoundError:

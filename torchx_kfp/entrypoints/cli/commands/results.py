@@ -31,11 +31,11 @@ from torchx_kfp.entrypoints.cli.recorded import (
     titled,
 )
 from torchx_kfp.errors import ArgumentError, MissingResultsError
+from torchx_kfp.tracking.recorder import REPLAY, Recorder
+from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunSummary
-    from torchx_kfp.tracking.recorder import Recorder
-
 
 #: A run id, its parts, which are None for another key, and its results: what ``--json`` prints.
 Row = dict[str, Any]
@@ -161,9 +161,6 @@ def _read(recorder: Recorder, chosen: Chosen, named: Mapping[str, str], stages: 
 
 def _all(recorder: Recorder) -> Chosen:
     """Return all run ids under a tracker base, without those of replays."""
-    from torchx_kfp.tracking.recorder import REPLAY
-    from torchx_kfp.tracking.store import pipeline_run
-
     known = recorder.keys()
     if not known:
         raise nothing(recorder.tracker_base)
@@ -225,7 +222,6 @@ def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
 
 def _list_runs(keys: Iterable[str]) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-    from torchx_kfp.tracking.store import pipeline_run
 
     stages: dict[str, list[str]] = {}
     for key in keys:
@@ -247,8 +243,6 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 def _select(rows: Sequence[Row], where: Sequence[str], sorts: Sequence[str], recorder: Recorder) -> list[Row]:
     """Return the rows for which all comparisons hold, in order: by the parts of run ids, results, and tags."""
-    from torchx_kfp.tracking.store import pipeline_run
-
     runs = [pipeline_run(row["run_id"]) for row in rows]
     has_tags = any(_TAG in text for text in where)
     tags = {run: record.tags for run, record in recorder.records(runs, "tags").items()} if has_tags else {}

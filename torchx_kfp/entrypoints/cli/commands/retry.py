@@ -7,6 +7,7 @@ import click
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.execution.runs.history import RunReader
 
 
 @click.command("retry")
@@ -28,7 +29,6 @@ def retry_command(
     """
     from torchx_kfp.entrypoints.cli.commands.run import run_command
     from torchx_kfp.entrypoints.cli.display.summary import attach
-    from torchx_kfp.execution.runs.history import RunReader
 
     source = lookup.find(run, changes="retry")
     if isinstance(source, RunReader):

@@ -24,7 +24,10 @@ from torchx_kfp.entrypoints.cli.flags import (
 from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.walk import check_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.tracking.tracker import check_tracker_base
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
@@ -104,8 +107,6 @@ def run_command(
     from torchx_kfp.entrypoints.cli.display.views import view_of
     from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.local.runner import start
-    from torchx_kfp.execution.pipeline.walk import check_run_name
-    from torchx_kfp.execution.runs.state import RunState, outline
 
     folder = OUTPUT_DIR if output_dir is None else output_dir
     for kind in ("secret", "config_map"):
@@ -159,8 +160,6 @@ def _prepare(
 
 def _absolute(base: str) -> str:
     """Return a tracker base, checked and absolute."""
-    from torchx_kfp.tracking.tracker import check_tracker_base
-
     if base and "://" not in base:
         base = os.path.expanduser(base)  # a shell does not do this after an '='
     if base.startswith("memory:"):

@@ -16,6 +16,7 @@ from torchx_kfp.entrypoints.cli.flags import json_option, refuse_empty, seconds
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, lists_host, names_host
 from torchx_kfp.entrypoints.cli.run_description import run_as_json, run_columns, summary_as_json
 from torchx_kfp.errors import ArgumentError, HostError
+from torchx_kfp.execution.runs.history import find_runs, read_run
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
 if TYPE_CHECKING:
@@ -108,8 +109,6 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
     Raises:
         ArgumentError: there is no such directory.
     """
-    from torchx_kfp.execution.runs.history import find_runs, read_run
-
     folders = find_runs(output_dir)
     if where.schedule_id:
         return []  # only runs on a host have one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,15 +21,16 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     this_command,
 )
 from torchx_kfp.entrypoints.cli.flags import json_option
+from torchx_kfp.entrypoints.cli.lineage import show_lineage
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import open_recorder, titled
+from torchx_kfp.entrypoints.cli.run_description import run_as_json
 from torchx_kfp.errors import ArgumentError, MissingResultsError, TrackerError, UnknownRunError
-
-if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.record import RunRecord
-    from torchx_kfp.tracking.curves import Curve
-    from torchx_kfp.tracking.recorder import Artifact, Code, Search
-    from torchx_kfp.tracking.records import Record
+from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.tracking.curves import Curve
+from torchx_kfp.tracking.recorder import Artifact, Code, Search, describe_code
+from torchx_kfp.tracking.records import Record
+from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
 
 @click.command("show")
@@ -56,9 +57,6 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     parentheses all artifacts of the run if the used ones are unknown. A tree shows the first 20 runs that are read
     under one alias; JSON has all, and their starts and code.
     """
-    from torchx_kfp.entrypoints.cli.lineage import show_lineage
-    from torchx_kfp.tracking.store import pipeline_run, run_id_parts
-
     if not lineage and lookup.base is None:
         source, part = lookup.find_part(run)
         if not part:
@@ -126,7 +124,6 @@ def _print_table(
     name: str,
 ) -> None:
     from torchx_kfp.entrypoints.cli.display.tables import print_facts
-    from torchx_kfp.tracking.recorder import describe_code
 
     started = found["started"] or {}
     if started:
@@ -177,8 +174,6 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
     """Print a run's state, parameters, tags, code and what it resumes, and the table of its stages."""
     from torchx_kfp.entrypoints.cli.display.summary import print_stages
     from torchx_kfp.entrypoints.cli.display.tables import print_facts
-    from torchx_kfp.entrypoints.cli.run_description import run_as_json
-    from torchx_kfp.tracking.recorder import describe_code
 
     base, recorded = _recorded(record, lookup)
     resumes = [record.resumes] if record.resumes else list(recorded.resumes)
@@ -228,8 +223,6 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
 
 def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
     """Return the run's tracker base, if it has one, and what is recorded there about the run as a whole."""
-    from torchx_kfp.tracking.records import Record
-
     base = ""
     try:
         base = lookup.base_of(record)

@@ -7,6 +7,8 @@ import click
 from torchx_kfp.common.text import listed, printable
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.tracking.recorder import parse_tags
+from torchx_kfp.tracking.store import pipeline_run
 
 
 @click.command("tag")
@@ -23,9 +25,6 @@ def tag_command(run: str, words: tuple[str, ...], lookup: Lookup) -> None:
     \b
     torchx-kfp tag latest team=vision stage=final
     """
-    from torchx_kfp.tracking.recorder import parse_tags
-    from torchx_kfp.tracking.store import pipeline_run
-
     for word in words:
         if "=" not in word:
             raise click.UsageError(f"{word!r} is not a tag: write NAME=VALUE, such as {word}=yes.")

@@ -6,6 +6,8 @@ import click
 
 from torchx_kfp.entrypoints.cli.flags import ViewOptions, view_options
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.execution.runs import output_dir_words
+from torchx_kfp.execution.runs.history import RunReader
 
 
 @click.command("watch")
@@ -18,8 +20,6 @@ def watch_command(run: str, view: ViewOptions, lookup: Lookup) -> None:
     The exit code is that of the run: 0 if it succeeded. Ctrl-C ends the view, not the run.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
-    from torchx_kfp.execution.runs import output_dir_words
-    from torchx_kfp.execution.runs.history import RunReader
 
     source = lookup.find(run)
     words = output_dir_words(source.folder) if isinstance(source, RunReader) else lookup.words

@@ -19,15 +19,13 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
 from torchx_kfp.common.text import clean, counted, escape_json, printable, size_text, without_passwords
 from torchx_kfp.errors import CorruptResultError, TorchxKfpError
-
-if TYPE_CHECKING:
-    from torchx_kfp.tracking.recorder import StoredFiles
+from torchx_kfp.tracking.recorder import StoredFiles
 
 _PROGRAM = "torchx-kfp"
 #: Descriptors of streams whose readers are gone.

@@ -17,7 +17,7 @@ from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_messag
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
-from torchx_kfp.execution.pipeline.walk import without_indices
+from torchx_kfp.execution.pipeline.walk import tracked_stages, without_indices
 from torchx_kfp.execution.runs import output_dir_words, resume_words, sent_words
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import RunResult, StageResult, describe_failure
@@ -95,8 +95,6 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions) -> Ru
 
 def _cached(record: RunRecord, result: RunResult) -> list[str]:
     """Return a sentence about the results of cached stages, which a host does not have."""
-    from torchx_kfp.execution.pipeline.walk import tracked_stages
-
     try:
         tracked = tracked_stages(record.load(), record.arguments)
     except PipelineFileError:

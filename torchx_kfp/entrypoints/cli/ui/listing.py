@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, lists_host, names_host, usual_base
@@ -20,13 +20,10 @@ from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.history import RunReader, find_runs
 from torchx_kfp.execution.runs.journal import EVENTS_FILE
+from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import REPLAY
+from torchx_kfp.tracking.recorder import REPLAY, Recorder
 from torchx_kfp.tracking.store import pipeline_run
-
-if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.source import RunSource
-    from torchx_kfp.tracking.recorder import Recorder
 
 #: What was read is shown again for this many seconds, and for this many times those that it took to read it.
 _FRESH, _SHARE = 3.0, 2.0
