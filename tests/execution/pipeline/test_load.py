@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import compiler, dsl, kubernetes
+from kfp import dsl
 from torchx.components import utils
 
 from tests.execution.local.components import ir, load, write
@@ -31,8 +31,8 @@ from torchx_kfp.local import load_pipeline
             says("v1", "Argo", "pipeline", "Compile"),
         ),
         (
-            "kind: Pipeline",
-            says("a Kubernetes manifest (Pipeline)", "without Kubernetes manifest format", "Compile"),
+            "kind: PipelineVersion\nspec: {pipelineSpec: {pipelineInfo: {name: x}, root: {dag: {}}}}",
+            says("a Kubernetes manifest (PipelineVersion)", "without Kubernetes manifest format", "Compile"),
         ),
         ("implementation: {}", says("a component of KFP v1", "kfp 2", "compile a pipeline")),
         (
@@ -130,27 +130,6 @@ def test_files_that_cannot_be_read(tmp_path):
         load_pipeline(tmp_path / "binary")
     with pytest.raises(PipelineFileError, match=says("3 is not a pipeline", "path", "kfp.dsl.pipeline")):
         load_pipeline(3)
-
-
-def test_a_manifest_of_kubernetes_holds_a_pipeline(tmp_path):
-    compiler_utils = pytest.importorskip("kfp.compiler.compiler_utils")
-    if not hasattr(compiler_utils, "KubernetesManifestOptions"):
-        pytest.skip("this kfp compiles no manifests")
-
-    @dsl.pipeline
-    def pipeline(x: str = "v"):
-        kubernetes.set_image_pull_policy(write(x=x), "Always")
-
-    options = compiler_utils.KubernetesManifestOptions(pipeline_name="p", pipeline_version_name="v")
-    manifest, plain = tmp_path / "manifest.yaml", tmp_path / "plain.yaml"
-    compiler.Compiler().compile(
-        pipeline, str(manifest), kubernetes_manifest_options=options, kubernetes_manifest_format=True
-    )
-    compiler.Compiler().compile(pipeline, str(plain))
-    assert "kind: PipelineVersion" in manifest.read_text()
-    loaded = load_pipeline(manifest)
-    assert loaded.components == load_pipeline(plain).components
-    assert loaded.components["comp-write"].platform == {"imagePullPolicy": "Always"}
 
 
 SPEC = "pipelineInfo: {name: x}\nroot: {dag: {}}"

@@ -176,7 +176,7 @@ def _remember(text: str, pipeline: Pipeline) -> None:
 def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
     """Parse YAML or JSON. Text that KFP has just compiled does not need limits, and is read faster without them."""
     # JSON is not quite YAML: PyYAML reads the number 1e-05 as text.
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith(("{", "[")):
         try:
             document = json.loads(text)
         except RecursionError:
@@ -185,7 +185,7 @@ def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
             pass
         else:
             verify_depth(document)
-            return [document]
+            return document if isinstance(document, list) else [document]
     if not is_compiled:
         _verify_events(text)
     return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
@@ -234,8 +234,8 @@ def pipeline_from_documents(
     Raises:
         PipelineFileError: they are not a compiled KFP v2 pipeline.
     """
-    mappings = _mappings(documents)
-    specs = [document for document in mappings if _is_spec(document)]
+    mappings = [document for document in documents if isinstance(document, dict)]
+    specs = [document for document in mappings if "root" in document and "pipelineInfo" in document]
     if len(specs) != 1:
         raise PipelineFileError(f"The {kind} {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
     with reading(f"The {kind} {path!r}"):
@@ -269,23 +269,6 @@ def reading(what: str) -> Iterator[None]:
         raise PipelineFileError(
             f"{what} is a damaged KFP v2 pipeline ({why}). Compile it again instead of editing it."
         ) from error
-
-
-def _mappings(documents: list[Any]) -> list[dict[str, Any]]:
-    """Return the documents that are mappings. A Kubernetes manifest of a pipeline has two of them."""
-    found = []
-    for document in documents:
-        content = document.get("spec") if isinstance(document, dict) else None
-        if isinstance(content, dict) and document.get("kind") == "PipelineVersion":
-            parts = [content.get("pipelineSpec"), content.get("platformSpec")]
-            found += [part for part in parts if isinstance(part, dict)] or [document]
-        elif isinstance(document, dict):
-            found.append(document)
-    return found
-
-
-def _is_spec(document: dict[str, Any]) -> bool:
-    return "root" in document and "pipelineInfo" in document
 
 
 def _what_it_is(documents: list[dict[str, Any]]) -> str:

@@ -67,8 +67,7 @@ def without_tasks(
             task = inside["dag"]["tasks"][name]
             inside = components[task["componentRef"]["name"]]
         _turn_cache_off(task, components)
-    parts = {"pipelineSpec": spec, **({"platformSpec": platform} if platform else {})}
-    description = describe(json.dumps({"kind": "PipelineVersion", "spec": parts}))
+    description = describe(json.dumps([spec, platform] if platform else [spec]))
     _Surgery(spec, kept, run_id).operate()
     spec["pipelineInfo"]["description"] = description
     kubernetes = platform.get("platforms", {}).get("kubernetes", {})

@@ -333,13 +333,11 @@ class _Planner:
         is_renamed = self._pipeline.name != self._earlier.pipeline.name
         if names & self._names and not (is_renamed and names != self._names):
             return
-        here, there = sorted(names - self._names), sorted(self._names - names)
-        what = f"only this pipeline has {listed(here, _NAMED)}" if here else ""
-        other = f"only the run has {listed(there, _NAMED)}" if there else ""
-        of = f": it ran {self._earlier.pipeline.name!r}, and this is" if is_renamed else " of the same name,"
+        here, there = (listed(sorted(only), _NAMED) or "none" for only in (names - self._names, self._names - names))
         raise ArgumentError(
-            f"The run {self._earlier.run_id} is one of another pipeline{of} {self._pipeline.name!r}. Their stages do "
-            f"not match: {'; '.join(filter(None, [what, other])) or 'they have none'}. Give a run of this pipeline."
+            f"The run {self._earlier.run_id} is one of another pipeline, {self._earlier.pipeline.name!r}. Stages that "
+            f"only this pipeline, {self._pipeline.name!r}, has: {here}. Stages that only the run has: {there}. Give a "
+            "run of this pipeline."
         )
 
     def decide(self, from_stages: Collection[str]) -> None:
