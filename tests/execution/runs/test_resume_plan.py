@@ -20,10 +20,11 @@ from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan, earlier_run, plan_resume
+from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
 from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.units import OutputLookup, Units

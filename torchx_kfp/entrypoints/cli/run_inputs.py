@@ -22,8 +22,9 @@ from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.tracking.recorder import parse_tags
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.execution.runs.resume_plan import EarlierRun, ResumePlan
+    from torchx_kfp.execution.runs.resume_plan import ResumePlan
 
 
 #: How code travels, for messages.
@@ -53,7 +54,7 @@ class RunInputs:
             UnknownRunError: there is no such run.
             HostError: the host does not answer.
         """
-        from torchx_kfp.execution.runs.resume_plan import earlier_run
+        from torchx_kfp.execution.runs.earlier_run import earlier_run
 
         if self.resumed is None:
             return None

@@ -17,6 +17,7 @@ from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, lis
 from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
 from torchx_kfp.execution.runs.journal import (
     EVENTS_FILE,
@@ -29,7 +30,6 @@ from torchx_kfp.execution.runs.journal import (
     is_running,
 )
 from torchx_kfp.execution.runs.record import RunRecord
-from torchx_kfp.execution.runs.resume_plan import EarlierRun, earlier_run
 from torchx_kfp.execution.runs.resume_record import read_record
 from torchx_kfp.execution.runs.source import Invocation, RunSource, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.state import RunState

@@ -14,20 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.text import counted, did_you_mean, listed, shown
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
-from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
+from torchx_kfp.common.text import counted, did_you_mean, listed
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.spec import Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.surgery import without_tasks
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
-from torchx_kfp.execution.runs.record import RunRecord, same_base, why_not_read
+from torchx_kfp.execution.runs.earlier_run import EarlierRun
+from torchx_kfp.execution.runs.record import same_base
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
+from torchx_kfp.execution.runs.resume_record import ResumeRecord
 from torchx_kfp.execution.runs.units import CODE, CONDITION, OutputLookup, OutputNotKnownError, Unit, Units, differences
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import Recorder
 
 #: How many stages a message names.
 _NAMED = 8
@@ -38,150 +37,6 @@ _REASONS = {
     State.CANCELED: "it was ended",
     State.SKIPPED: "it was skipped",
 }
-
-
-@dataclass(frozen=True)
-class EarlierRun:
-    """What is known of a run that is resumed.
-
-    Attributes:
-        record: the run.
-        pipeline: its whole pipeline, also if it was resumed itself.
-        ends: how its stages ended, by their names, with those that it had kept itself.
-        kept: the names of the stages that it had kept itself.
-        gone: why results of stages are not there any more, as clauses by the stages' names.
-        unreadable: the tracker bases that cannot be read here, and why.
-    """
-
-    record: RunRecord
-    pipeline: Pipeline
-    ends: Mapping[str, StageResult]
-    kept: Collection[str] = ()
-    gone: Mapping[str, str] = field(default_factory=dict)
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self.record.run_id
-
-    @property
-    def trusted_bases(self) -> list[str]:
-        """The tracker bases on this machine that the user has named for it: none for a run on a host."""
-        found = self.record.options.get("named")
-        places = [path for path in found if isinstance(path, str)] if isinstance(found, (list, tuple)) else []
-        return self.record.bases_among(places)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """How its stages were run on this machine: in containers, and in which directory.
-
-        Raises:
-            ArgumentError: its folder is damaged, or somebody else's, and has something else there.
-        """
-        found = self.record.options if self.record.folder is not None else {}
-        options = {name: found[name] for name in ("docker", "directory") if found.get(name)}
-        if options.get("docker", True) is not True or not isinstance(options.get("directory", ""), str):
-            raise ArgumentError(
-                f"The run {self.run_id} cannot be resumed with its own options: {str(self.record.folder)!r} records "
-                f"{shown(options)}. Name its pipeline, and give --docker and --directory."
-            )
-        return options
-
-    def arguments_for(
-        self, pipeline: Pipeline, given: Mapping[str, Any], without: Collection[str] = ()
-    ) -> dict[str, Any]:
-        """Return the arguments of a run that resumes this one: those given, and otherwise this run's own.
-
-        Args:
-            pipeline: the pipeline of the new run.
-            given: the arguments that the user has given.
-            without: parameters of which this run's arguments do not count.
-        """
-        names = pipeline.root.inputs.keys() - set(without)
-        own = {name: value for name, value in self.record.arguments.items() if name in names}
-        if isinstance(base := own.get(TRACKER_BASE_PARAMETER), str) and base:
-            own[TRACKER_BASE_PARAMETER] = self.record.absolute_base(base)
-        return {**own, **given}
-
-
-def earlier_run(
-    record: RunRecord,
-    *,
-    trusted_bases: Collection[str] = (),
-    ends: Mapping[str, StageResult] | None = None,
-) -> EarlierRun:
-    """Return what is known of a run that is to be resumed.
-
-    Args:
-        record: the run.
-        trusted_bases: the tracker bases that the user has named.
-        ends: how its stages ended, if more is known of that than the record has.
-
-    Raises:
-        ArgumentError: the run's pipeline is not recorded.
-    """
-    try:
-        own = record.load()
-    except PipelineFileError as error:
-        raise ArgumentError(f"The run {record.run_id} cannot be resumed: {error}") from None
-    taken = read_record(own.description)
-    found = {end.name: end for end in record.run.ends} if ends is None else ends
-    kept = {end.name: end for end in taken.ends} if taken is not None else {}
-    # A folder may have been moved, with logs; of a run on a host, not all that the record has is shown.
-    found = {**kept, **found} if record.folder is not None else {**found, **kept}
-    gone, unreadable = _what_is_gone(record, [end for end in found.values() if end.state.is_success], trusted_bases)
-    return EarlierRun(record, whole_pipeline(own), found, kept.keys(), gone, unreadable)
-
-
-def _what_is_gone(
-    record: RunRecord, ends: Sequence[StageResult], trusted_bases: Collection[str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return why results of stages are not there any more, and why tracker bases cannot be read here."""
-    gone: dict[str, str] = {}
-    unreadable: dict[str, str] = {}
-    tracked: dict[str, list[StageResult]] = {}
-    for end in ends:
-        if why := _missing_files(end) if record.folder is not None else "":
-            gone[end.name] = why
-        # On a host, a stage whose results are not found may have had none.
-        if end.tracker_base and (end.results or record.folder is None):
-            tracked.setdefault(end.tracker_base, []).append(end)
-    for base, stages in tracked.items():
-        why = why_not_read(base, trusted_bases, ran_here=record.folder is not None)
-        there: dict[str, list[str]] = {}
-        removed: set[str] = set()
-        try:
-            if not why:
-                recorder = Recorder.open(record.absolute_base(base))
-                there = {run: recorder.keys(run) for run in {_run_of(end) for end in stages} if run}
-                removed = {run for run, keys in there.items() if not (keys or recorder.records([run]))}
-        except TrackerError as error:
-            why = str(error)
-        if why:
-            unreadable[base] = why.rstrip(".")
-            continue
-        for end in stages:
-            run = _run_of(end)
-            # gc removes whole runs: if anything else of it is there, a stage without results has recorded nothing.
-            if end.run_id not in there.get(run, []) and (end.results or run in removed or not run):
-                gone[end.name] = f"no results of it are under {record.absolute_base(base)!r} (any more)"
-    return gone, unreadable
-
-
-def _run_of(end: StageResult) -> str:
-    return (end.run_id or "").partition("/")[0]
-
-
-def _missing_files(end: StageResult) -> str:
-    """Return which file of a stage that ran on this machine is gone, as a clause; empty if all are there."""
-    # The log stands for the stage's folder. Of a tracked stage without artifacts, all that counts is under its base.
-    needs_folder = end.tracker_base is None or bool(end.artifacts)
-    paths = [
-        *(path for path in end.files if "://" not in path),
-        *([str(end.log_file)] if end.log_file is not None and needs_folder else []),
-    ]
-    return next((f"its file {path!r} is gone" for path in paths if not os.path.exists(path)), "")
 
 
 @dataclass(frozen=True)

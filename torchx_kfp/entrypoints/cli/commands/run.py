@@ -30,8 +30,8 @@ from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.tracking.tracker import check_tracker_base
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.execution.runs.resume_plan import EarlierRun
 
 
 @click.command("run")

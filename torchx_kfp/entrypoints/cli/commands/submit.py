@@ -25,8 +25,8 @@ from torchx_kfp.execution.host.settings import Submission
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host
+    from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.execution.runs.resume_plan import EarlierRun
 
 
 #: Values of ``--tracker-base``, for a message.
