@@ -124,7 +124,7 @@ def test_the_nearest_name_is_suggested() -> None:
         ("pipelines/digit.py", [".py"], "pipelines/digits.py"),
         ("pipelins/digits.py", [".py"], ""),
         ("pipelines/digits.yml", [".yaml", ".py"], "pipelines/digits.yaml"),
-        ("pipelines/digits", [".yaml", ".py"], "pipelines/digits.py"),
+        ("pipelines/digits", [".yaml", ".py"], "pipelines/digits.yaml"),
         ("pipelines/zebra.py", [".py"], ""),  # only the suffix is the same
         ("pipelines/.hiden.py", [".py"], "pipelines/.hidden.py"),
         ("../pipelines/hidden.py", [".py"], ""),  # there is no such folder

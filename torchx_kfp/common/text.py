@@ -186,14 +186,19 @@ def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = 
         path: the path of something that does not exist or has another kind.
         suffixes: the suffixes of files that may be meant; none if a folder is meant.
     """
-    folder, name = os.path.split(path)
+
+    def stem(name: str) -> str:  # a suffix that all files share does not make them similar
+        return os.path.splitext(name)[0] if suffixes else name
+
+    folder, wrong = os.path.split(path)
     try:
         with os.scandir(folder or os.curdir) as entries:
-            kind = [it.name for it in entries if (it.is_file() if suffixes else it.is_dir())]
+            names = sorted(entry.name for entry in entries if (entry.is_file() if suffixes else entry.is_dir()))
     except OSError:  # there is nothing to suggest
         return ""
-    near = most_similar(name, sorted(each for each in kind if each.endswith(tuple(suffixes) or "")))
-    return f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
+    stems = {stem(name): name for name in names if name.endswith(tuple(suffixes) or "")}
+    near = most_similar(stem(wrong), stems)
+    return "" if near is None else f" Did you mean {os.path.join(folder, stems[near])!r}?"
 
 
 def most_similar(wrong: str, names: Iterable[str]) -> str | None:
