@@ -58,7 +58,7 @@ def test_giants_are_not_read(base: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder.open(base)
     recorder["one/train/1"] = {"x": 1}
-    code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", None, changed=True)), Code("b" * 64))
+    code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", changed=True)), Code("b" * 64))
     recorder.add_start("one", code[:1], {"team": "a", "stage": "x"}, ["zero"])
     recorder.add_start("one", [Code("a" * 64), code[1]], {"team": None, "stage": "größe"}, ["none", "zero"])
     recorder.add_start("two", [], {"team": "b"})

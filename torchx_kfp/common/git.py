@@ -9,19 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from torchx_kfp.common.safe_files import read_bytes
-
-#: ``git@host:path``, as ssh and git have it.
-_SCP = re.compile(r"(?:[\w.+-]+@)?[\w.-]+:(?!:)[^@]*")
-#: A URL, whose parts cannot hide credentials elsewhere.
-_URL = re.compile(
-    r"(?P<scheme>\w[\w+.-]*)://(?:(?P<user>[^/@:]*)(?::[^/@]*)?@)?(?P<host>(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d+)?)?"
-    r"(?P<path>/[^@?#]*)?(?:[?#].*)?"
-)
 
 
 @dataclass(frozen=True)
@@ -31,13 +22,11 @@ class GitState:
     Attributes:
         commit: the hash of the commit that is checked out.
         branch: the name of the branch; None without one (a detached head).
-        remote: the URL of the remote that the branch follows, or of ``origin``, without credentials; None without one.
         changed: whether the files differ from those of the commit.
     """
 
     commit: str
     branch: str | None
-    remote: str | None
     changed: bool
 
 
@@ -106,30 +95,13 @@ def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
     if commit is None or committed is None:
         return None
     branch = _line(folder, "symbolic-ref", "--short", "HEAD")
-    upstream = _line(folder, "config", "--get", f"branch.{branch}.remote") if branch else None
-    remote = _line(folder, "config", "--get", f"remote.{upstream or 'origin'}.url")
     paths = {name: os.path.join(folder, name) for name in {*names, *committed}}
     # A file that is there, but does not count, was left out; one that is not there was removed.
     changed = any(
         committed.get(name) != _hash(path, commit) if name in names else not os.path.lexists(path)
         for name, path in paths.items()
     )
-    return GitState(commit, branch, without_credentials(remote) if remote else None, changed)
-
-
-def without_credentials(remote: str) -> str | None:
-    """Return a remote's URL without user, password, query and fragment; None if it could hide credentials elsewhere.
-
-    The user of ssh (``git@``) is kept: it is part of the address.
-    """
-    if "://" not in remote:
-        is_path = remote.startswith(("/", "./", "../"))
-        return remote if is_path or _SCP.fullmatch(remote) else None
-    found = _URL.fullmatch(remote)
-    if found is None or not (found["host"] or found["scheme"] == "file"):
-        return None
-    user = f"{found['user']}@" if found["user"] and "ssh" in found["scheme"] else ""
-    return f"{found['scheme']}://{user}{found['host'] or ''}{found['path'] or ''}"
+    return GitState(commit, branch, changed)
 
 
 def _line(folder: str, *words: str) -> str | None:

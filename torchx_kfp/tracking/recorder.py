@@ -195,8 +195,8 @@ def written_folders(base: Path, run: str) -> list[Path]:
     return [base / run, base / RUNS / run, base / FILES / run]
 
 
-def describe_code(code: Code) -> dict[str, str]:
-    """Return what a user is shown about the code of a run, by name: what it is, and where its commit is from."""
+def describe_code(code: Code) -> str:
+    """Return what a user is shown about the code of a run."""
     size = (
         "" if code.files is None or code.size is None else f" ({counted(code.files, 'file')}, {size_text(code.size)})"
     )
@@ -204,7 +204,7 @@ def describe_code(code: Code) -> dict[str, str]:
     if git := code.git:
         branch, changed = f" on {git.branch}" if git.branch else "", ", changed" if git.changed else ""
         text += f", commit {git.commit[:7]}{branch}{changed}"
-    return {"workspace": text, **({"remote": git.remote} if git and git.remote else {})}
+    return text
 
 
 def parse_tags(words: Iterable[str]) -> dict[str, str | None]:

@@ -385,7 +385,6 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
         return subprocess.run(["git", "-C", project, *words], capture_output=True, check=True, text=True).stdout.strip()
 
     git("init", "-q", "-b", "main")
-    git("remote", "add", "origin", "https://me:SECRET@example.com/repo.git")
     git("add", "code/app.py", "code/run.sh")
     git("commit", "-qm", "first")
     words = ["run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code"]
@@ -400,13 +399,11 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
         text = f"(3 files, 20.5 kB), commit {commit}"
         for name in (run.name, f"{run.name}/first"):
             shown = call("show", name).stdout
-            assert re.search(rf"code .*{re.escape(text)}( |\n|, https)", shown), shown
-            assert "https://example.com/repo.git" in shown
+            assert re.search(rf"code .*{re.escape(text)}( |\n)", shown), shown
         assert f"{text}" in call("report", run.name, "-o", "-").stdout
         shown = json.loads(call("show", f"{run.name}/first", "--json").stdout)
         assert json.loads(call("show", "--lineage", run.name, "--json").stdout)["nodes"][0]["code"] == shown["code"]
-        assert shown["code"][0]["git"]["remote"] == "https://example.com/repo.git"
-    assert not any(b"SECRET" in path.read_bytes() for path in (project / "base").rglob("*") if path.is_file())
+        assert shown["code"][0]["git"]["branch"] == "main"
 
 
 def test_archives_that_are_not_code_leave_nothing(project: Path, call: Call) -> None:

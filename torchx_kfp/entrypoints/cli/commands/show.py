@@ -140,7 +140,7 @@ def _print_table(
         ),
         *(("tag", name, value) for name, value in found["tags"].items()),
         *(("resumes", "", run) for run in found["resumes"]),
-        *(("code", name, value) for code in codes for name, value in describe_code(code).items()),
+        *(("code", "workspace", describe_code(code)) for code in codes),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
     print_facts(rows, above=f"Run {titled(name, found['run_id'])}")
@@ -213,7 +213,7 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
         *(("run", name, value) for name, value in facts.items() if value),
         *(("parameter", name, show_value(value)) for name, value in record.arguments.items() if name not in said),
         *(("tag", name, value) for name, value in recorded.tags.items()),
-        *(("code", name, value) for code in recorded.code for name, value in describe_code(code).items()),
+        *(("code", "workspace", describe_code(code)) for code in recorded.code),
         *(("resumes", "", run) for run in resumes),
     ]
     print_facts(whole, above=f"Run {record.run_id}")
