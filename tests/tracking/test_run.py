@@ -154,7 +154,7 @@ class TestParents:
 
     def test_a_fan_in_is_the_first(self, tmp_path: Path) -> None:
         assert stage(tmp_path, parents={"trials": ("a/b/2", "a/b/1")}).parent.id == "a/b/2"
-        with pytest.raises(ReadsError, match=says("'trials'", "run.parents['tri", "'p1/eval/e1'")):
+        with pytest.raises(ReadsError, match=says("fan-in", "run.parents[", "'p1/eval/e1'")):
             _ = stage(tmp_path, parents={"trials": (), "b": "x/y/z"}).parent
 
     def test_a_parent_is_only_read(self, tmp_path: Path) -> None:

@@ -186,7 +186,6 @@ class DecodedCommand:
         workspace: where the code is with which the application starts; None if it has no workspace.
         retries: how often the stage's own program starts the application again if it fails.
         outputs: what the stage publishes.
-        ui_metadata: the JSON text of KFP v1's UI metadata.
         specification: that of the launcher of a distributed stage.
     """
 
@@ -199,7 +198,6 @@ class DecodedCommand:
     workspace: str | None = None
     retries: int = 0
     outputs: Outputs | None = None
-    ui_metadata: str | None = None
     specification: LauncherSpec | None = None
 
     @property
@@ -213,15 +211,10 @@ class DecodedCommand:
         return next(iter(self.tracker_bases), None)
 
     @property
-    def replica_words(self) -> Sequence[str]:
-        """The words of a launcher to which its specification refers by number."""
-        return self.application[5:]
-
-    @property
     def replica_roles(self) -> list[ReplicaRole]:
         """The roles of a distributed stage; none if it is not distributed, or the specification is damaged."""
         with contextlib.suppress(LookupError, TypeError, AttributeError):
-            return self.specification.replica_roles(self.replica_words) if self.specification else []
+            return self.specification.replica_roles(self.application[5:]) if self.specification else []
         return []
 
 
@@ -266,7 +259,6 @@ def _decode_own(words: list[str], parts: str, at: int) -> DecodedCommand:
         facts["reads"] = _parents(aliases, words[at:end])
         at = end + 1
     if SHOWS in parts:
-        facts["ui_metadata"] = unescape(words[at + 1])
         at += 2
     if HAS_MASK in parts:
         _fill(words, at + 1, words[at], values)

@@ -55,14 +55,14 @@ def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str
     store.write(".".join([f"{folder}/{key_text(run_id)}/{name or new_entry_name()}", *fields]), content)
 
 
-def list_entries(store: Store, run_ids: Iterable[str] | None = None, folder: str = RUNS) -> list[str]:
+def list_entries(store: Store, run_ids: Iterable[str] | None = None) -> list[str]:
     """Return the keys of the entries about these runs and the runs of their stages, or about all runs."""
     groups: dict[str, list[str]] = {}
     for run_id in dict.fromkeys(run_ids or ()):
         groups.setdefault(pipeline_run(run_id), []).append(key_text(run_id))
-    prefixes = [folder]
+    prefixes = [RUNS]
     if run_ids is not None and len(groups) <= _FEW_RUNS:
-        prefixes = [f"{folder}/{found[0] if len(found) == 1 else run}" for run, found in groups.items()]
+        prefixes = [f"{RUNS}/{found[0] if len(found) == 1 else run}" for run, found in groups.items()]
     found = store.each(store.list_files, prefixes)
     return [file.key for files in found for file in files if is_key(run_id_of(file.key))]  # others may write here, too
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchx_kfp.common.git import GitState
-from torchx_kfp.contract.carried.shared import RUNS, fields_of
+from torchx_kfp.contract.carried.shared import fields_of
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.artifacts import Artifact, parse_artifact
 from torchx_kfp.tracking.curves import History, join_curves
@@ -91,9 +91,7 @@ class Records(dict[str, Record]):
         return Record()
 
 
-def read_records(
-    store: Store, run_ids: Iterable[str] | None = None, fields: Collection[str] = FIELDS, folder: str = RUNS
-) -> Records:
+def read_records(store: Store, run_ids: Iterable[str] | None = None, fields: Collection[str] = FIELDS) -> Records:
     """Return the records of these runs and of those of their stages, or of all runs.
 
     A warning is logged for each entry that cannot be understood. Artifacts that are stored can be read.
@@ -102,12 +100,11 @@ def read_records(
         store: the store of the tracker base.
         run_ids: ids of pipeline runs, or of runs of stages, by default all.
         fields: the fields that are wanted. Entries without any of them are not read.
-        folder: the folder of all runs.
 
     Raises:
         TrackerError: the store failed.
     """
-    records = fold_records(store, list_entries(store, run_ids, folder), fields)
+    records = fold_records(store, list_entries(store, run_ids), fields)
     for problem in records.problems:
         warn_once(problem)
     return records

@@ -271,7 +271,10 @@ class Run:
         """
         run_id = protocol.first_run_id(self._declared())
         if run_id is None:
-            raise ReadsError(self._no_parent())
+            raise ReadsError(
+                f"The stage {self.id!r} does not read another stage, or what it reads first is a fan-in without runs. "
+                "Declare what it reads in the pipeline, stages.task(app, reads=other_task), or use run.parents[alias]."
+            )
         return Run(run_id, self._tracker, reader=self.id)
 
     @property
@@ -288,18 +291,6 @@ class Run:
                 f"The run {self.id!r} is one that this stage reads. A stage {what} only for its own run. "
                 f"Use current_run().{method}(...)."
             )
-
-    def _no_parent(self) -> str:
-        first = next(iter(self._declared()), None)
-        if first is None:
-            return (
-                f"The stage {self.id!r} does not read another stage. Declare what it reads in the pipeline: "
-                "stages.task(app, reads=other_task)."
-            )
-        return (
-            f"The stage {self.id!r} has no first run to read: its first alias {first!r} is a fan-in without runs. "
-            f"Use run.parents[{first!r}], which is an empty list."
-        )
 
     def _declared(self) -> Mapping[str, protocol.RunIds]:
         if self._reads is None:
