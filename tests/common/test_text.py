@@ -19,7 +19,6 @@ from torchx_kfp.common.text import (
     duration,
     joined,
     listed,
-    nearest,
     parse_duration,
     shorten,
     shown,
@@ -142,13 +141,6 @@ def test_suggested_paths(
         (tmp_path / file).touch()
     monkeypatch.chdir(tmp_path)
     assert did_you_mean_path(path, suffixes) == (f" Did you mean '{meant}'?" if meant else "")
-
-
-def test_names_are_ordered_by_likeness_where_they_are_many() -> None:
-    assert nearest("c", ["a", "b"]) == ["a", "b"]
-    many = [*"abcdefgh"]
-    assert nearest("g", many)[0] == "g"
-    assert sorted(nearest("g", many)) == many
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])

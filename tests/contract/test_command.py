@@ -115,7 +115,6 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
         "workspace": None if program == "launcher" else workspace,
         "retries": 3 if program == "retries" else 0,
         "outputs": outputs if form == "published" else None,
-        "ui_metadata": ui_metadata,
     }
     specification = SPECIFICATION if program == "launcher" else None
     return list(command), {**expected, "inputs": inputs, "specification": specification}
@@ -148,7 +147,7 @@ def test_a_command_says_what_it_was_made_from(stage: tuple[list[str], dict[str, 
     assert list(facts.application) == application
     assert {name: getattr(facts, name) for name in expected} == expected
     # The command as it was compiled says all that does not need an input.
-    known = {name: expected[name] for name in ("is_own", "retries", "outputs", "ui_metadata")}
+    known = {name: expected[name] for name in ("is_own", "retries", "outputs")}
     assert {name: getattr(decode(command), name) for name in known} == known
 
 

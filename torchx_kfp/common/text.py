@@ -15,7 +15,7 @@ import os
 import re
 import time
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from torchx_kfp.errors import UnknownNameError
@@ -210,14 +210,6 @@ def most_similar(wrong: str, names: Iterable[str]) -> str | None:
         beginnings = {each[: len(wrong)]: each for each in reversed(known)}
         near = [beginnings[found] for found in difflib.get_close_matches(wrong, beginnings, n=1)]
     return near[0] if near else None
-
-
-def nearest(name: str, names: Sequence[str]) -> list[str]:
-    """Return all names, the most similar first if a message cannot list them all."""
-    if len(names) <= LISTED:
-        return list(names)
-    near = difflib.get_close_matches(name, names[:_COMPARED], n=LISTED, cutoff=0.0)
-    return [*near, *(found for found in names if found not in set(near))]
 
 
 # Values by name

@@ -21,7 +21,7 @@ from torchx_kfp.execution.local.runner import start
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.prepared_run import prepare, read_earlier
 from torchx_kfp.tracking.recorder import SCHEDULES, Code, Recorder
-from torchx_kfp.tracking.records import read_records
+from torchx_kfp.tracking.records import Records, fold_records
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
 #: TorchX 0.7.0 has no workspaces with several projects.
@@ -81,8 +81,12 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.Mo
         [found] = recorder.record(run.run_id).code
         assert found.files == 1
         made = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
+
+        def of_schedules() -> Records:
+            return fold_records(recorder.store, [file.key for file in recorder.store.list_files(SCHEDULES)], ["code"])
+
         # What a schedule will use is not removed with old runs.
-        [record] = read_records(recorder.store, None, ["code"], SCHEDULES).values()
+        [record] = of_schedules().values()
         assert record.code == (found,)
         # Once it is deleted, its runs keep the code; KFP has told nobody here when they began.
         kfp_host.fire(3600.0)
@@ -93,7 +97,7 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.Mo
         host.attach(fired, host=kfp_host.url).wait(timeout=120)
         recorder[f"{fired}/app/1"] = {"loss": 0.5}
         schedules.delete(made)
-        assert read_records(recorder.store, None, ["code"], SCHEDULES) == {}
+        assert of_schedules() == {}
         assert [code.digest for code in recorder.record(fired).code] == [found.digest]
         unread = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
         monkeypatch.delenv("TORCHX_KFP_TRACKER_BASE")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torchx_kfp.common.text import UUID, did_you_mean_path, listed, most_similar, nearest, printable
+from torchx_kfp.common.text import UUID, did_you_mean_path, listed, most_similar, printable
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
@@ -209,7 +209,7 @@ class Recorded:
         return f"{run} has recorded nothing under {printable(self.base)}."
 
     def _unknown(self, there: Sequence[str], name: str = "", part: str = "") -> UnknownRunError:
-        """Return the error for a missing run, or a missing part of one, with those that exist, the most similar first.
+        """Return the error for a missing run, or a missing part of one, with those that exist.
 
         Args:
             there: the runs, or the run ids of the run.
@@ -223,7 +223,7 @@ class Recorded:
         hint = f" Did you mean {'/'.join(filter(None, [name, near]))!r}?" if near else ""
         return UnknownRunError(
             f"Nothing is recorded for {whole!r} under {self.base!r}.{hint} {'Run ids' if name else 'Runs'} there: "
-            f"{listed(nearest(whole, there))}."
+            f"{listed(there)}."
         )
 
 
