@@ -104,22 +104,6 @@ def pythonic() -> str:
 
 
 @component
-def make_two() -> NamedTuple("Two", [("first", dsl.Dataset), ("number", int), ("second", dsl.Model)]):
-    from collections import namedtuple
-
-    first, second = dsl.Dataset(uri=dsl.get_uri("one")), dsl.Model(uri=dsl.get_uri("two"))
-    for artifact, text in ((first, "1"), (second, "2")):
-        with open(artifact.path, "w") as file:
-            file.write(text)
-    return namedtuple("Two", "first number second")(first, 3, second)
-
-
-@case(outputs={"Output": "1"}, stages={"make-two": {"number": 3}})
-def pythonic_of_several() -> str:
-    return read(data=make_two().outputs["first"]).output
-
-
-@component
 def read_optional(data: Optional[dsl.Input[dsl.Dataset]] = None) -> str:
     if data is None:
         return "nothing"

@@ -98,17 +98,6 @@ def what_the_image_starts():
 
 
 @dsl.container_component
-def alike(a_b: dsl.OutputPath(str), a__b: dsl.OutputPath(str), x: dsl.OutputPath(str), x_: dsl.OutputPath(str)):
-    script = 'for file; do printf %s "${file##*/}" > "$file"; done'
-    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, "sh", a_b, a__b, x, x_])
-
-
-@case(stages={"alike": {name: name for name in ("a_b", "a__b", "x", "x_")}})
-def outputs_with_names_that_are_alike():
-    alike()
-
-
-@dsl.container_component
 def spaced(i: dsl.OutputPath(int), b: dsl.OutputPath(bool)):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "echo ' 5' > $0; printf True > $1", i, b])
 

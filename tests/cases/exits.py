@@ -62,17 +62,6 @@ def handler_that_fails():
         echo(text="body")
 
 
-@case(
-    stages={"echo": {"out": "exit"}, "echo-2": "skipped", "echo-3": {"out": "else"}},
-)
-def around_branches(x: int = 1):
-    with dsl.ExitHandler(echo(text="exit")):
-        with dsl.If(x == 2):
-            echo(text="if")
-        with dsl.Else():
-            echo(text="else")
-
-
 @dsl.pipeline
 def clean_up(text: str):
     echo(text=text)

@@ -1,6 +1,6 @@
 """Loops: items of every kind, loops in loops, limits, and the tasks after them."""
 
-from typing import Dict, List, NamedTuple
+from typing import List, NamedTuple
 
 from kfp import dsl
 
@@ -54,18 +54,6 @@ def fan_in_of_nothing() -> int:
 def over_fields_in_text():
     with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "b", "n": 2}]) as item:
         write(text=f"{item.label} {item.n}")
-
-
-@component
-def describe(item: Dict[str, int]) -> str:
-    return "".join(f"{key}={value};" for key, value in sorted(item.items()))
-
-
-@case(arguments={"items": [{"a": 1}, {"a": 2, "b": 3}]}, outputs={"Output": "a=1;+a=2;b=3;"})
-def over_dicts(items: List[Dict[str, int]]) -> str:
-    with dsl.ParallelFor(items) as item:
-        said = describe(item=item)
-    return join(words=dsl.Collected(said.output)).output
 
 
 @case(outputs={"Output": "a1+a2+b1+b2"}, stages={"pair[1,0]": {"Output": "b1"}})

@@ -118,12 +118,6 @@ def failure_inside():
     double(x=1)
 
 
-@case(outputs={"Output": "done"}, stages={"inner/add": {"Output": 12}})
-def after_a_pipeline() -> str:
-    first = inner(x=1)
-    return echo(text="done").after(first).output
-
-
 @dsl.pipeline
 def exclaim(text: str, suffix: str = "!") -> str:
     return echo(text=echo(text=f"{text}{suffix}").output).output

@@ -58,11 +58,6 @@ def optional_pipeline_inputs(text: Optional[str] = None, number: Optional[int] =
     return optional(text=text, number=number).output
 
 
-@case(outputs={"Output": "(None, 'default', None, False)"})
-def optional_pipeline_inputs_unset(text: Optional[str] = None) -> str:
-    return optional(text=text).output
-
-
 @case(
     arguments={"name": "Ada", "n": 3},
     outputs={"Output": "Hello Ada, 3 times (and 5): {'x'}"},
@@ -120,8 +115,3 @@ TRAP = "{{$.inputs.parameters['pipelinechannel--n']}}"
 def values_that_look_like_placeholders(a: str, n: int):
     first = write(text=f"[{a}|{n}]")
     write(text=f"<{first.outputs['out']}|{a}>")
-
-
-@case(stages={"write": {"out": '7 1 false [1,2] {"k":3}'}})
-def defaults_in_commands(i: int = 7, d: float = 1.0, b: bool = False, li: list = [1, 2], st: dict = {"k": 3}):
-    write(text=f"{i} {d} {b} {li} {st}")

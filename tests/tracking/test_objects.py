@@ -183,16 +183,6 @@ def test_what_fails_for_a_moment_is_tried_again(proxy: Proxy, s3_base: str, faul
     assert not proxy.faults
 
 
-def test_many_of_many_fail(proxy: Proxy, s3_base: str) -> None:
-    tracker = FsspecResultTracker(s3_base)
-    keys = [f"run/train/{number:03}" for number in range(100)]
-    for number, key in enumerate(keys):
-        tracker.put(key, number=number)
-    proxy.faults.extend(FAULTS * 6)
-    assert tracker.get_many(keys) == {key: {"number": number} for number, key in enumerate(keys)}
-    assert not proxy.faults
-
-
 def test_what_fails_for_longer_is_an_error_that_names_the_base(proxy: Proxy, s3_base: str) -> None:
     tracker = FsspecResultTracker(s3_base, patience=1.5)
     tracker.put("run", x=1)
