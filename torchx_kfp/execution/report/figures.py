@@ -17,8 +17,8 @@ from torchx_kfp.tracking.recorder import Curve
 #: The size of a figure, and its margins: left, top, right, bottom.
 WIDTH, HEIGHT = 460.0, 250.0
 LEFT, TOP, RIGHT, BOTTOM = 58.0, 14.0, 14.0, 40.0
-#: How many points have a title and a link each; more of them become one path. How many a line joins.
-_MOST_TITLES, _MOST_JOINED = 200, 60
+#: How many points have a title and a link each; more of them become one path.
+_MOST_TITLES = 200
 #: How many figures a table has for its results, and for the metrics of its rows, and over how many inputs each is.
 _MOST_RESULTS, _MOST_METRICS, _MOST_INPUTS = 8, 12, 8
 #: How many curves of a figure have a color and a name.
@@ -151,16 +151,14 @@ def draw_results(
         if len(found) < len(rows):
             note += f" · {counted(len(rows) - len(found), over)} without a finite number"
         numbered = [(row, row.number, value) for row, value in found]
+        line: Points = ()
         if name in better:
             best = accumulate((value for _, value in found), better[name])
-            so_far = [(row.number, value) for (row, _), value in zip(found, best, strict=True)]
-            first = _over(name, over, numbered, note, _stairs(so_far), is_count=True)
-            drawn = [first, *(_over(name, it, those, note) for it, those in _swept(found))]
-        else:
-            first = _over(name, over, numbered, note, _joined(numbered), is_count=True)
-            others = [_over(name, it, those, note, _joined(those)) for it, those in _swept(found)]
-            # If a single input varies, its plot comes first.
-            drawn = [*others, first] if len(others) == 1 else [first, *others]
+            line = _stairs([(row.number, value) for (row, _), value in zip(found, best, strict=True)])
+        first = _over(name, over, numbered, note, line, is_count=True)
+        others = [_over(name, it, those, note) for it, those in _swept(found)]
+        # If a single input varies, its plot comes first.
+        drawn = [*others, first] if len(others) == 1 and not line else [first, *others]
         figures.append(replace(drawn[0], others=drawn[1 : 1 + _MOST_INPUTS]))
     return figures[:_MOST_RESULTS]
 
@@ -188,12 +186,6 @@ def draw_front(rows: Sequence[Row], signs: Mapping[str, int]) -> list[Figure]:
 def _stairs(points: Points) -> Points:
     """Return a line that goes to each point first horizontally and then vertically."""
     return [*(corner for at, to in pairwise(points) for corner in (at, (to[0], at[1]))), *points[-1:]]
-
-
-def _joined(found: Placed) -> Points:
-    """Return a line through the points if there are few, each at a number of its own."""
-    points = sorted((x, y) for _, value, y in found if (x := as_number(value)) is not None)
-    return points if len({x for x, _ in points}) == len(found) <= _MOST_JOINED else ()
 
 
 def _measured(row: Row, name: str) -> float | None:
