@@ -201,11 +201,6 @@ def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
     recorder = open_recorder(given)
     where = RunFilter(archived=True, schedule_id=schedules.find_id(name))
     runs = sorted(host.list(where), key=lambda run: run.scheduled)
-    if not runs:
-        raise MissingResultsError(
-            f"{host.connection.name} has no runs of the schedule {name!r}. `torchx-kfp schedule list` says if it is "
-            "paused."
-        )
     found: dict[str, RunSummary] = {}
     for run in runs:
         keys = recorder.keys(run.run_id)
@@ -213,10 +208,6 @@ def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
     labels = {key: f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip() for key, run in found.items()}
     if not labels:
         raise MissingResultsError(f"No run of {name!r} has results under {given!r}, of {counted(len(runs), 'run')}.")
-    if without := len(runs) - len({run.run_id for run in found.values()}):
-        print_message(
-            f"{without:,} of {counted(len(runs), 'run')} without results: in progress, failed, or taken from the cache."
-        )
     return recorder, Chosen(name, tuple(labels), labels=labels)
 
 
