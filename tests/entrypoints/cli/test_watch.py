@@ -119,9 +119,7 @@ def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
         ["python", "canceled", mock.ANY],
         ["shell-2", "not", "run"],
     ]
-    assert re.search(
-        r"was ended by SIGINT: 1 stage had finished, python was running, 1 had not begun\.", terminal.shown
-    )
+    assert re.search(r"was ended by SIGINT\.", terminal.shown)
     assert "torchx-kfp run --resume sleeps-" in terminal.shown.replace("'", "")
     assert lines[-1] == "Interrupted."
     assert "●" not in terminal.shown

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from torchx_kfp.common.text import counted, duration, listed
+from torchx_kfp.common.text import duration, listed
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_message, show_results, this_command
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
@@ -151,7 +151,10 @@ def summarize(
         if view.run.started is not None:
             result = view.run.result()
             end(result)
-            print_message(_interruption(result, ending))
+            code = (
+                ending.code if isinstance(ending, SystemExit) and isinstance(ending.code, int) else 128 + signal.SIGINT
+            )
+            print_message(f"Run {result.run_id} was ended by {signal.Signals(code - 128).name}.")
             if not options.quiet and result.folder is not None:
                 print_message("\n".join([f"Logs and outputs are in {result.folder}", *ways_on(result)]))
         raise
@@ -256,16 +259,3 @@ def print_stages(stages: Sequence[StageResult]) -> None:
 
 def _range(values: Sequence[float], form: str) -> str:
     return " - ".join(dict.fromkeys(f"{it:{form}}" for it in (min(values), max(values)))) if values else ""
-
-
-def _interruption(result: RunResult, ending: KeyboardInterrupt | SystemExit) -> str:
-    code = ending.code if isinstance(ending, SystemExit) and isinstance(ending.code, int) else 128 + signal.SIGINT
-    finished = sum(stage.state.is_success for stage in result.stages)
-    running = [stage.name for stage in result.stages if stage.state is State.CANCELED]
-    failed = [stage.name for stage in result.stages if stage.state is State.FAILED]
-    parts = [f"{counted(finished, 'stage')} had finished"]
-    parts += [f"{listed(running)} {'was' if len(running) == 1 else 'were'} running"] if running else []
-    parts += [f"{listed(failed)} had failed"] if failed else []
-    waiting = sum(stage.state is State.NOT_RUN for stage in result.stages)
-    parts += [f"{waiting:,} had not begun"] if waiting else []
-    return f"Run {result.run_id} was ended by {signal.Signals(code - 128).name}: {', '.join(parts)}."
