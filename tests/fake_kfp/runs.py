@@ -14,20 +14,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchx_kfp_dev_host.api import Api
-from torchx_kfp_dev_host.argo import Node
 from torchx_kfp_dev_host.errors import Refused
 from torchx_kfp_dev_host.runs import LocalRun
 
 from tests.fake_kfp.child import STORE
 from tests.programs import Process, Program, imported
-from torchx_kfp.execution.pipeline.load import pipeline_from_text
-from torchx_kfp.execution.pipeline.walk import walk, without_indices
 
 _PACKAGE = str(Path(__file__).parents[2] / "packages" / "torchx-kfp-dev-host")
 #: The modules that runs import sooner or later.
 _MODULES = ("torchx_kfp.execution.local.*",)
-#: What a cluster has for its stages.
-_OF_CLUSTER = ("secrets", "config_maps")
 _starting = threading.Lock()
 
 
@@ -53,21 +48,8 @@ class ClusterRun(LocalRun):
     def start(self, folder: Path, options: Mapping[str, Any]) -> None:
         self.store = options["store"]
         # A cluster also has those that no stage uses, which a run on this machine refuses.
-        text = self.pipeline.text
-        given = {kind: {name: it for name, it in options[kind].items() if name in text} for kind in _OF_CLUSTER}
-        super().start(folder, {**{name: it for name, it in options.items() if name != "store"}, **given})
-
-    def text(self) -> str:
-        """Return the pipeline, in which stages wait whose image cannot be pulled."""
-        spec, platform = pipeline_from_text(self.pipeline.text).copy_documents()
-        stuck = [
-            each["container"]
-            for each in spec["deploymentSpec"].get("executors", {}).values()
-            if pull_problem(each.get("container", {}).get("image", ""))
-        ]
-        for container in stuck:
-            container.update(command=["sleep", "3600"], args=[])
-        return "\n---\n".join(map(json.dumps, filter(None, [spec, platform]))) if stuck else super().text()
+        used = {name: it for name, it in options["secrets"].items() if name in self.pipeline.text}
+        super().start(folder, {**{name: it for name, it in options.items() if name != "store"}, "secrets": used})
 
     def spawn(self, words: Sequence[str], output: BinaryIO) -> Process:
         with _starting:
@@ -75,16 +57,6 @@ class ClusterRun(LocalRun):
         store = {"AWS_ENDPOINT_URL": self.store, STORE: self.store} if self.store else {}
         with open(os.devnull) as nothing:
             return program.fork(words, [nothing, output, output], {**os.environ, **store})
-
-    def nodes(self) -> dict[str, Node]:
-        nodes = super().nodes()
-        if ".invalid" in self.pipeline.text:
-            components = {place.name: place.component for place in walk(self.pipeline)}
-            for node in (each for each in nodes.values() if each.stage):
-                container = components[without_indices(node.stage)].container
-                if container and (problem := pull_problem(container.image)):
-                    node.phase, node.message = (node.phase, node.message) if node.ended else ("Pending", problem)
-        return nodes
 
     def retry(self) -> None:
         self._stale = self.describe_v1()
@@ -118,10 +90,3 @@ class ClusterApi(Api):
             before = f"Failed to retry a run: BadRequestError: Failed to retry run {run_id} due to error fetching"
             raise Refused(400, 3, f"{before} workflow manifest: Invalid input error: {cause}", cause)
         return super()._retry(run_id, **more)
-
-
-def pull_problem(image: str) -> str:
-    """Return what the kubelet says about an image that cannot be pulled: one of a registry below ``.invalid``."""
-    if not image.partition("/")[0].endswith(".invalid"):
-        return ""
-    return f'ErrImagePull: failed to pull and unpack image "{image}": no such host'

@@ -64,7 +64,6 @@ class KfpHost(DevHost):
         directory: Path | str | None = None,
         options: Mapping[str, Any] | None = None,
         secrets: Mapping[str, Mapping[str, str]] | None = None,
-        config_maps: Mapping[str, Mapping[str, str]] | None = None,
         store: str = "",
     ) -> None:
         """Make a host that does not answer yet.
@@ -74,10 +73,9 @@ class KfpHost(DevHost):
             directory: where the stages run. Default: the current directory.
             options: more options for ``torchx_kfp.local.run``.
             secrets: the secrets of the cluster, by name and key.
-            config_maps: its config maps, likewise.
             store: the address at which stages find the S3 store of the cluster, which has another name there.
         """
-        of_cluster = {"secrets": dict(secrets or {}), "config_maps": dict(config_maps or {}), "store": store}
+        of_cluster = {"secrets": dict(secrets or {}), "store": store}
         given = {"parallelism": 8, "grace": 5, "directory": str(directory or Path.cwd()), **(options or {})}
         super().__init__(Path(folder), options={**given, **of_cluster})
         #: The versions of the API that are served.

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-import torchx_kfp
 from tests.entrypoints.cli.conftest import Call
 from tests.execution.report.runs import play, tracked
 from tests.programs import Program, results_in
@@ -165,8 +164,3 @@ def test_colours_stay_where_they_may(project: Path, call: Program) -> None:
     shown = call.terminal(80, "logs", "p/a").read()
     assert shown.splitlines() == [plain, "hidden", "\ufffd[2K\ufffd[31;\ufffd[?25l"]
     assert call("logs", "p").stdout.splitlines()[0] == "a | red pink"
-
-
-def test_commands_write_through_one_module() -> None:
-    folder = Path(torchx_kfp.__file__).parent / "entrypoints" / "cli"
-    assert [path.name for path in folder.rglob("*.py") if "click.echo" in path.read_text()] == ["printing.py"]

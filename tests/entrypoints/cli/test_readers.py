@@ -138,19 +138,6 @@ CASES = {
         {"a": "succeeded", "b": "canceled", "c": "not run"},
         [*A, *B_RETRIED, ENDING, not_run("c", 3), finished(State.CANCELED)],
     ),
-    "Ctrl-C before stages had begun": Case(
-        "canceled",
-        {"a": "canceled", "b": "not run", "c": "not run"},
-        [
-            StageWaiting("a", "a", BEGIN),
-            started("a", 0),
-            ENDING,
-            ended("a", 3, State.CANCELED, 1, "was ended with the run"),
-            not_run("b", 3),
-            not_run("c", 3),
-            finished(State.CANCELED),
-        ],
-    ),
     "fail fast, and a nested pipeline was to be tried again": Case(
         "failed",
         {"inner/fit": "canceled", "other": "failed"},

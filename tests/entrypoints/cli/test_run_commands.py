@@ -20,7 +20,6 @@ from tests.execution.host.calling import wait_until
 from tests.execution.local.components import shell
 from tests.execution.report.runs import append_events, write_events
 from tests.programs import Process, Program
-from tests.transcripts import given
 from torchx_kfp.local import (
     Event,
     RunFinished,
@@ -32,14 +31,6 @@ from torchx_kfp.local import (
     Watch,
     run,
 )
-
-
-@pytest.fixture
-def run_id(project: Path) -> str:
-    """A run that has ended, in the project's folder."""
-    given.a_mixed_run(project)
-    (folder,) = (project / "local_outputs").glob("mixed-*")
-    return folder.name
 
 
 @contextlib.contextmanager
@@ -88,17 +79,6 @@ def test_runs_of_every_state(call: Call, project: Path) -> None:
     assert "1 older run in local_outputs: --limit 0" in limited.stderr
     assert "run-1" not in limited.stderr
     assert "run-1/events.jsonl is ignored" in call("runs", "--limit", "0").stderr
-
-
-def test_a_run_that_has_not_come_far(call: Call, project: Path, run_id: str) -> None:
-    with running(project, "young") as folder:
-        shutil.copy(project / "local_outputs" / run_id / "pipeline.yaml", folder)
-        for stage in ("shell", "shell-2[7]", "zzz"):
-            shown = call("logs", f"young/{stage}")
-            told = f"There is no stage {stage!r} in the run young, or it has not begun. Its stages: none yet."
-            assert shown.stderr == f"Error: {told}\n"
-    shown = call("logs", "young")
-    assert shown.stderr == "Error: No stage of the run young has a log: no stage was started.\n"
 
 
 @pytest.mark.timeout(90)

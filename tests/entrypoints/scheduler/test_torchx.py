@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from tests.entrypoints.scheduler.program import TorchX, handle_of
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Done
-from tests.transcripts.hosts import a_dev_host
 
 pytestmark = pytest.mark.newest
 
@@ -71,10 +69,3 @@ def test_without_a_host_a_command_says_how_to_give_one(torchx: TorchX) -> None:
     said = torchx("status", UNKNOWN)
     assert said.returncode == 1
     assert re.search(says("No KFP host is given", "TORCHX_KFP_HOST", "config.ini", "kubectl port-forward"), said.stderr)
-
-
-def test_without_a_cluster(torchx: TorchX, tmp_path: Path) -> None:
-    with a_dev_host(tmp_path) as around:
-        said = torchx("run", "-s", "kfp", "--wait", "--log", "utils.echo", "--msg", "hi", **around.environ)
-    assert said.returncode == 0, said
-    assert "echo/0 hi\n" in said.stderr

@@ -62,16 +62,6 @@ def test_an_artifact_that_was_imported_has_a_type() -> None:
     assert given.inputs["model"].type.title == "system.Model"
 
 
-def test_the_parents_of_a_recorded_stage_are_known() -> None:
-    with replaying("retried") as replayed:
-        replayed.see(*answers("retried")[-1])
-        container = replayed.run.invocation("third").component.container
-    assert container is not None
-    # The pod's command is of an earlier form.
-    assert "TORCHX_TRACKER_BASE=/results/record3" in container.words
-    assert any(word.startswith(f"{last('retried')['run_id']}/second/retried-") for word in container.words)
-
-
 @pytest.mark.parametrize(
     "patch",
     [

@@ -35,18 +35,6 @@ def polls(kfp_host: KfpHost, run: MadeRun) -> int:
 # Pictures
 
 
-def test_runs_fit_a_terminal_of_80_columns(kfp_host: KfpHost, program: Program) -> None:
-    runs = [kfp_host.make_run(1, name=f"a study of the name {number}") for number in range(3)]
-    terminal = program.terminal(80, "runs", "--host", kfp_host.url)
-    assert terminal.end() == 0
-    found = rows(terminal.shown)
-    assert sorted(row[:3] for row in found) == sorted(
-        [run.record.run_id[:13], run.record.display_name, "queued"] for run in runs
-    )
-    piped = program("runs", "--host", kfp_host.url).stdout
-    assert {row[0] for row in rows(piped)} == {run.record.run_id for run in runs}
-
-
 def test_the_report_of_a_pipeline_with_a_long_name(kfp_host: KfpHost, program: Program) -> None:
     run = kfp_host.make_run(1, name="x" * 400)
     run.finish()

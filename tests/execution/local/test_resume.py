@@ -181,20 +181,6 @@ def asleep(folder: Path) -> list[int]:
     return [pid for pid in map(int, (folder / "pids").read_text().split()) if alive(pid)]
 
 
-def test_what_cannot_go_on(execute, execute_failing, tmp_path):
-    @dsl.pipeline
-    def pipeline(code: int = 0):
-        shell(script=f"exit {code}")
-
-    done = execute(pipeline)
-    with pytest.raises(ArgumentError, match=says(done.run_id, "have succeeded", "nothing left")):
-        go_on(done.folder)
-    with pytest.raises(ArgumentError, match=r"There (are no runs|is no run)"):
-        go_on(tmp_path)
-    with pytest.raises(ArgumentError, match=says("needs a pipeline", "resume=RUN")):
-        run(output_dir=tmp_path)
-
-
 def test_iterations_that_succeeded_are_kept_unless_they_have_changed(execute_failing, tmp_path):
     def pipeline_with(word="old"):
         @dsl.pipeline(name="loops")

@@ -290,12 +290,6 @@ def test_what_an_importer_reads_is_read_by_those_that_take_its_artifact(fails: s
         assert {step.name for step in again.running} == {"make", "take", failed}
 
 
-def test_a_condition_that_reads_another_value_is_evaluated_in_the_new_run() -> None:
-    plan = planned(earlier(), arguments={"branch": False})
-    reasons = {step.name: step.reason for step in plan.running}
-    assert reasons["branch"] == "its condition, or what that reads, has changed"
-
-
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match=says("table-1", "not over", "torchx-kfp watch", "torchx-kfp cancel")):
         planned(earlier(state=State.RUNNING))
