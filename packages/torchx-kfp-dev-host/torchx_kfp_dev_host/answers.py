@@ -104,13 +104,13 @@ def workflow(record: Record, names: Naming, nodes: Mapping[str, Node]) -> dict[s
         "phase": root.phase,
         "startedAt": shown_time(root.started),
         "finishedAt": shown_time(root.ended) if root.ended is not None else None,
-        "nodes": {names.id(each.name): _describe(record, names, each) for each in nodes.values()},
+        "nodes": {names.id(each.name): _describe(names, each) for each in nodes.values()},
         **({"message": root.message} if root.message else {}),
     }
     return {"metadata": metadata, "status": status}
 
 
-def _describe(record: Record, names: Naming, node: Node) -> dict[str, Any]:
+def _describe(names: Naming, node: Node) -> dict[str, Any]:
     made = {
         "id": names.id(node.name),
         "name": node.name,
@@ -119,20 +119,16 @@ def _describe(record: Record, names: Naming, node: Node) -> dict[str, Any]:
         "phase": node.phase,
         "message": node.message or None,
         "startedAt": shown_time(node.started),
-        "outputs": _outputs(record, names, node),
+        "outputs": _outputs(node),
     }
     kept = {key: value for key, value in made.items() if value is not None}
     return {**kept, "finishedAt": shown_time(node.ended) if node.ended is not None else None}
 
 
-def _outputs(record: Record, names: Naming, node: Node) -> dict[str, Any] | None:
+def _outputs(node: Node) -> dict[str, Any] | None:
     if not node.exit_code:
         return None
     made: dict[str, Any] = {"exitCode": node.exit_code}
-    if node.type == "Pod":
-        day = time.strftime("%Y/%m/%d", time.gmtime(record.created))
-        key = f"private-artifacts/{NAMESPACE}/{record.workflow}/{day}/{names.pod(node.name, node.template)}/main.log"
-        made["artifacts"] = [{"name": "main-logs", "s3": {"key": key}}]
     if node.outputs:
         made["parameters"] = [
             {"name": name, "value": value, "valueFrom": {"path": f"/tmp/outputs/{name}"}}

@@ -21,7 +21,7 @@ from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp_dev_host.answers import Record, describe_run, describe_run_v1
 from torchx_kfp_dev_host.argo import Naming, Node
 from torchx_kfp_dev_host.facts import Facts
-from torchx_kfp_dev_host.logs import importer_log, pod_log
+from torchx_kfp_dev_host.logs import pod_log
 from torchx_kfp_dev_host.tree import make_nodes
 
 #: Seconds in which a run's process ends that was asked to.
@@ -94,10 +94,7 @@ class Run:
         """Return the log of a pod; None if there is no such pod."""
         for node in self.nodes().values():
             if node.stage and self.names.pod(node.name, node.template) == pod:
-                finished = self.facts.tasks[node.stage].finished
-                if node.started_as is None:
-                    return importer_log(node.started, finished)
-                return pod_log(self.record.run_id, node.started_as, node.ended, finished)
+                return pod_log(node, self.facts.tasks[node.stage].finished)
         return None
 
     def terminate(self) -> None:

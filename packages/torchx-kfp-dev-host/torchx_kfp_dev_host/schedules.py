@@ -44,17 +44,19 @@ class RecurringRun:
         if not body.get("display_name"):
             raise Refused(400, 3, _BEFORE + "Recurring run name is empty. Please specify a valid name")
         trigger = body.get("trigger", {})
-        for number in (body.get("max_concurrency"), trigger.get("periodic_schedule", {}).get("interval_second")):
-            if number is not None and not re.fullmatch("[0-9]{1,18}", str(number)):
-                raise Refused(400, 3, f"proto: syntax error: invalid value for int64 type: {number!r}")
-        if not 1 <= int(body.get("max_concurrency", 0)) <= 10:
+        interval = trigger.get("periodic_schedule", {}).get("interval_second", 0)
+        try:
+            most, _ = (int(text) for text in (body.get("max_concurrency", 0), interval))
+        except (ValueError, TypeError) as error:
+            raise Refused(400, 3, f"proto: syntax error: {error}") from None
+        if not 1 <= most <= 10:
             raise Refused(400, 3, f"{_BEFORE}Max concurrency of a recurring run must be at least 1 and at most 10")
         expression = trigger.get("cron_schedule", {}).get("cron")
         if expression is not None and len(expression.split()) != 6 and not expression.startswith("@"):
             # A real host takes the first of five fields for the seconds.
             raise Refused(400, 3, f"{_BEFORE}Schedule cron is not a supported format: {expression!r}")
         prefix = re.sub("[^a-z0-9-]+", "", body["display_name"].lower())[:25] or "job-"
-        found = cls(
+        return cls(
             body,
             experiment,
             now,
@@ -62,13 +64,6 @@ class RecurringRun:
             object_name=prefix + "".join(secrets.choice(LETTERS) for _ in range(5)),
             service_account=body.get("service_account") or "pipeline-runner",
         )
-        if not (expression or trigger.get("periodic_schedule", {}).get("interval_second")):
-            raise Refused(400, 3, f"{_BEFORE}Recurring run trigger is invalid: {trigger}")
-        if prefix.startswith("-"):
-            before = "Failed to create a recurring run: Failed to create a recurring run during scheduling a workflow: "
-            wrong = f'ScheduledWorkflow.kubeflow.org "{found.object_name}" is invalid: metadata.generateName'
-            raise Refused(500, 2, before + wrong)
-        return found
 
     def enable(self, now: float) -> None:
         """Let it start runs. The first one follows after an interval."""
