@@ -48,8 +48,8 @@ class Timing:
     max_runs: int = 1
     catchup: bool = False
 
-    def __post_init__(self) -> None:
-        """Check everything.
+    def verify(self) -> None:
+        """Check what KFP would not understand.
 
         Raises:
             ArgumentError: there is not exactly one of ``cron`` and ``every``, or the interval is too short.
@@ -60,24 +60,21 @@ class Timing:
             raise ArgumentError(f"The interval of a schedule is at least 1 s, but {self.every!r} s is given (--every).")
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Timing | None:
-        """Return the timing in the JSON of a recurring run; None if it has none that is valid."""
+    def of(cls, answer: Mapping[str, Any]) -> Timing:
+        """Return the timing in the JSON of a recurring run."""
         trigger = as_object(answer.get("trigger"))
         cron, periodic = as_object(trigger.get("cron_schedule")), as_object(trigger.get("periodic_schedule"))
-        found = cron or periodic
-        interval, most = as_text(periodic.get("interval_second")), as_text(answer.get("max_concurrency"))
-        try:
-            return cls(
-                # Five fields are what people write.
-                re.sub(r"^0 (?=(?:\S+ ){4}\S+$)", "", as_text(cron.get("cron"))),
-                None if cron or not interval.isdecimal() else float(interval),
-                seconds(found.get("start_time")),
-                seconds(found.get("end_time")),
-                int(most) if most.isdecimal() else 1,
-                not answer.get("no_catchup"),
-            )
-        except ArgumentError:
-            return None
+        texts = as_text(periodic.get("interval_second")), as_text(answer.get("max_concurrency"))
+        interval, most = (int(text) if re.fullmatch("[0-9]{1,10}", text) else None for text in texts)
+        return cls(
+            # Five fields are what people write.
+            re.sub(r"^0 (?=(?:\S+ ){4}\S+$)", "", as_text(cron.get("cron"))),
+            interval,
+            seconds((cron or periodic).get("start_time")),
+            seconds((cron or periodic).get("end_time")),
+            most or 1,
+            not answer.get("no_catchup"),
+        )
 
     @property
     def expression(self) -> str:
@@ -85,7 +82,8 @@ class Timing:
         return f"0 {self.cron}" if len(self.cron.split()) == 5 else self.cron
 
     def encode(self) -> dict[str, Any]:
-        """Return the fields of a recurring run, as JSON of v2beta1."""
+        """Return the fields of a recurring run, as JSON of v2beta1. The errors are those of ``verify``."""
+        self.verify()
         times = {"start_time": self.start, "end_time": self.end}
         about: dict[str, Any] = {name: timestamp(time) for name, time in times.items() if time is not None}
         if self.every is None:
@@ -107,7 +105,7 @@ class Schedule:
     Attributes:
         schedule_id: KFP's id of the recurring run.
         name: its name in KFP's UI, which several may share.
-        timing: when it starts runs; None if KFP describes that in a way that this package does not know.
+        timing: when it starts runs.
         is_paused: whether somebody has paused it.
         created: the time of its creation, in seconds since the epoch; 0 if it is unknown.
         tracker_base: the tracker base of its runs; empty if they have none.
@@ -115,7 +113,7 @@ class Schedule:
 
     schedule_id: str
     name: str
-    timing: Timing | None
+    timing: Timing
     is_paused: bool
     created: float
     tracker_base: str = ""

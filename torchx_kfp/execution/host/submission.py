@@ -191,6 +191,7 @@ def start_schedule(
     warn: Callable[[str], object],
 ) -> Schedule:
     """Make a schedule of prepared runs on a host: see ``start_run`` and ``Schedules.create``."""
+    timing.verify()
     prepared.upload(say)
     made = Schedules(host).create(prepared.pipeline, prepared.arguments, timing, submission)
     prepared.record(made.schedule_id, warn, is_schedule=True)

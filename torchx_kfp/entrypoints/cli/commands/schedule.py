@@ -152,7 +152,7 @@ def _say_created(schedule: Schedule, submission: Submission, words: list[str], *
         print_json(_as_dict(schedule))
         return
     print_text(schedule.schedule_id)
-    if schedule.timing is not None and schedule.timing.expression != schedule.timing.cron:
+    if schedule.timing.expression != schedule.timing.cron:
         print_message(f"KFP gets the expression {schedule.timing.expression!r}: with seconds first, in UTC.")
     if submission.cache:
         print_message(
@@ -176,7 +176,7 @@ def _list(host: Host, schedules: Schedules, as_json: bool) -> None:
         print_message(f"There are no schedules on {host.connection.name}.")
         return
     rows = [_as_dict(schedule, run) for schedule, run in zip(found, last, strict=True)]
-    when = {schedule.schedule_id: str(schedule.timing or "") for schedule in found}
+    when = {schedule.schedule_id: str(schedule.timing) for schedule in found}
     columns = (
         Column("name"),
         Column("state"),
@@ -194,12 +194,12 @@ def _as_dict(schedule: Schedule, last: RunSummary | None = None) -> dict[str, An
         "schedule": schedule.schedule_id,
         "name": schedule.name,
         "state": schedule.state,
-        "cron": (timing.cron or None) if timing else None,
-        "every": timing.every if timing else None,
-        "start": timing.start if timing else None,
-        "end": timing.end if timing else None,
-        "max_runs": timing.max_runs if timing else None,
-        "catchup": timing.catchup if timing else None,
+        "cron": timing.cron or None,
+        "every": timing.every,
+        "start": timing.start,
+        "end": timing.end,
+        "max_runs": timing.max_runs,
+        "catchup": timing.catchup,
         "created": schedule.created or None,
         "last": last and {"run": last.run_id, "state": str(last.state), "scheduled": last.scheduled},
     }
