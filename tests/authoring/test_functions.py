@@ -10,8 +10,6 @@ import functools
 import json
 import re
 import shlex
-import subprocess
-import sys
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -460,16 +458,3 @@ def test_names_of_options_are_the_functions_own() -> None:
 def test_arguments_of_a_partial_are_defaults() -> None:
     component = component_from_function(functools.partial(train, image="i:1"))
     assert inputs_of(component)["image"] == ("String", "i:1")
-
-
-@pytest.mark.usual
-def test_a_function_of_a_session_has_no_file(tmp_path: Path) -> None:
-    code = (
-        "from torchx.specs import AppDef, Role; from torchx_kfp import component_from_function\n"
-        "def f(x: int):\n return AppDef('f', roles=[Role('f', image='i', num_replicas=x * 2)])\n"
-        "try:\n component_from_function(f)\nexcept ValueError as error:\n print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "- 'x': the operation mul, <string>:" in done.stdout

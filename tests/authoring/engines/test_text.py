@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torchx.specs import AppDef, macros
+from torchx.specs import macros
 
-from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline
-from tests.authoring.engines.apps import app, distributed, found_in, role
+from tests.authoring.apps import HOSTILE, PLAIN
+from tests.authoring.engines.apps import app, distributed, role
 from tests.authoring.engines.filled import launched
 from tests.authoring.kfp_engines import kubelet
 from tests.facts import says
-from torchx_kfp import component_from_function, engines
+from torchx_kfp import engines
 from torchx_kfp.errors import ChannelError
 
 pytestmark = pytest.mark.versions
@@ -129,25 +129,6 @@ def test_the_index_of_a_replica_is_text_of_a_shell_program(program: str) -> None
     assert command[4:] == ["sh", "-c", expanded(program, 1)]
     assert environ["ME"] == "i1"
     assert set(environ) == {"ME", "TORCHX_REPLICA_ID", "TORCHX_NUM_REPLICAS", "TORCHX_RANK0_HOST"}
-
-
-def test_a_parameter_with_the_name_of_the_macro_is_another_value() -> None:
-    def indexed(replica_id: str) -> AppDef:
-        """Has a parameter of that name.
-
-        Args:
-            replica_id: text
-        """
-        return app(role(args=[f"{replica_id} ${{replica_id}}"]))
-
-    component = component_from_function(indexed, engine="job")
-
-    def pipeline() -> None:
-        component(replica_id="text")
-
-    found = found_in(compile_pipeline(pipeline))
-    assert found.words == ["python3", "{{$.inputs.parameters['replica_id']}} "]
-    assert found.spec["roles"][0]["command"] == [[0], [1, None]]
 
 
 @pytest.mark.parametrize("name", ["1000000000", "000000000"])

@@ -26,11 +26,12 @@ _COMPILES = threading.Lock()
 
 
 class CompiledStage:
-    """A compiled pipeline of one stage."""
+    """A compiled pipeline of one stage; functions make its options that are channels, from the parameter ``n``."""
 
     def __init__(self, app: AppDef, base: Path, *, tracked: bool = True, **options: Any) -> None:
-        def pipeline(tracker_base: str) -> None:
-            task_from_app(app, tracker_base=tracker_base if tracked else None, **options)
+        def pipeline(tracker_base: str, n: int) -> None:
+            given = {name: option(n) if callable(option) else option for name, option in options.items()}
+            task_from_app(app, tracker_base=tracker_base if tracked else None, **given)
 
         with _COMPILES:
             self._compiled = compile_pipeline(pipeline)
@@ -48,7 +49,7 @@ class CompiledStage:
 
     def container(self, folder: Path, inputs: Mapping[str, Any] | None = None) -> Container:
         """Return the stage's container, which writes its outputs to the folder."""
-        (folder / "out").mkdir(parents=True)
+        (folder / "out").mkdir(parents=True, exist_ok=True)
         return container_of(
             self._compiled,
             self.component,

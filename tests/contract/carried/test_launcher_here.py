@@ -18,13 +18,11 @@ from typing import Any
 import pytest
 from torchx.specs import AppDef, RetryPolicy, Role
 
-from tests.authoring.apps import compile_pipeline
-from tests.authoring.kfp_engines import container_of
 from tests.contract.carried.behaviours import BEHAVIOURS, ROWS, CompiledStage, outputs, run_here
 from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
-from torchx_kfp import engines, task_from_app
+from torchx_kfp import engines
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Seconds after which a program counts as hanging.
@@ -93,7 +91,6 @@ def command(
     engine: str = "",
     count: str | None = None,
     success: Sequence[str] = (),
-    tracked: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a stage, whose output is in the folder.
@@ -106,20 +103,14 @@ def command(
         engine: the engine; by default, one that can run the roles.
         count: the number of replicas, which is known only at run time.
         success: the roles whose success is the stage's.
-        tracked: whether it is tracked.
         variables: further variables.
     """
-
-    def pipeline(tracker_base: str, n: int) -> None:
-        options: dict[str, Any] = {"engine": engine or ("jobset" if roles[1:] else "job")}
-        options |= {"engine": engines.JobSet(succeeds_with=success)} if success else {}
-        options |= {"tracker_base": tracker_base} if tracked else {}
-        options |= {} if count is None else {"replicas": n}
-        task_from_app(AppDef("train", list(roles)), **options)
-
-    inputs = {"tracker_base": str(folder / "results"), **({} if count is None else {"n_int": count})}
-    outputs = {"run_id": str(folder / "out" / "run_id")}
-    container = container_of(compile_pipeline(pipeline), "train", inputs=inputs, outputs=outputs)
+    options: dict[str, Any] = {} if count is None else {"replicas": lambda n: n}
+    options["engine"] = engine or (
+        engines.JobSet(succeeds_with=success) if success else "jobset" if roles[1:] else "job"
+    )
+    stage = CompiledStage(AppDef("train", list(roles)), folder / "results", tracked=False, **options)
+    container = stage.container(folder, {} if count is None else {"n_int": count})
     interpreter, before = PROGRAMS[program]
     (path / "before").write_text(before)
     (path / "python3").write_text(PYTHON.format(path=path, interpreter=interpreter))
