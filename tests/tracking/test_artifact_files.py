@@ -168,7 +168,7 @@ def test_nothing_is_copied_that_is_larger_than_the_record_says(
     [key] = keys(base)
     assert content_of(found) == b"x" * size
     assert found.stored is not None
-    store = found.stored._on
+    store = found.stored.store
     monkeypatch.setattr(store, "get_files", lambda *_: pytest.fail("it is copied"))
     for other in (b"huge" * 500_000, b"" if size else b"y"):
         store.write(key, other)

@@ -22,7 +22,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
 from torchx_kfp.common.safe_files import special_kind
@@ -63,24 +63,21 @@ class StoredFiles:
     """A stored file or folder.
 
     Attributes:
+        store: the store of the tracker base.
         key: its place below the tracker base.
         size: its bytes.
         sha256: the SHA-256 in hexadecimal digits, of a file, or of the list of a folder's files.
         count: the number of files in a folder; None for a file.
     """
 
+    store: Store = field(compare=False, repr=False)
     key: str
     size: int
     sha256: str
     count: int | None = None
-    _store: Store | None = field(default=None, compare=False, repr=False)
-
-    def on(self, store: Store) -> StoredFiles:
-        """Return the same files for the store that has them."""
-        return replace(self, _store=store)
 
     @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> StoredFiles:
+    def parse(cls, store: Store, content: Mapping[str, Any]) -> StoredFiles:
         """Return what an entry says.
 
         Raises:
@@ -89,7 +86,9 @@ class StoredFiles:
         key, count = str(content["key"]), content.get("files")
         if not _KEY.fullmatch(key) or ".." in key.split("/"):
             raise ValueError(f"{key!r} is not the place of stored files")
-        return cls(key, *_Digest.parse(content["size"], content["sha256"]), None if count is None else int(count))
+        return cls(
+            store, key, *_Digest.parse(content["size"], content["sha256"]), None if count is None else int(count)
+        )
 
     def encode(self) -> dict[str, object]:
         """Return what ``parse`` reads."""
@@ -104,7 +103,7 @@ class StoredFiles:
     @property
     def url(self) -> str:
         """The path or URL of the file or folder."""
-        return self._on.location(self.key)
+        return self.store.location(self.key)
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes of the files in bytes, by their names in the folder; the name of a single file is empty."""
@@ -112,8 +111,8 @@ class StoredFiles:
 
     def are_there(self) -> bool:
         """Tell whether the store has as many files of this size, and the list of a folder's; they are not read."""
-        sizes = [file.size for file in self._on.list_files(self.key.rpartition("/")[0])]
-        is_listed = self.count is None or bool(self._on.list_files(self._list_key))
+        sizes = [file.size for file in self.store.list_files(self.key.rpartition("/")[0])]
+        is_listed = self.count is None or bool(self.store.list_files(self._list_key))
         return is_listed and len(sizes) == (1 if self.count is None else self.count) and sum(sizes) == self.size
 
     def open(self, name: str = "") -> BinaryIO:
@@ -156,11 +155,6 @@ class StoredFiles:
         return target
 
     @property
-    def _on(self) -> Store:
-        assert self._store is not None, "files are read with the store that has them"
-        return self._store
-
-    @property
     def _list_key(self) -> str:
         return f"{self.key.rpartition('/')[0]}.json"
 
@@ -168,7 +162,7 @@ class StoredFiles:
         """Return the digests of the files, and the empty folders."""
         if self.count is None:
             return {"": _Digest(self.size, self.sha256)}, []
-        content = self._on.read(self._list_key, _LONGEST_LIST)
+        content = self.store.read(self._list_key, _LONGEST_LIST)
         if content is None:
             raise self._gone()
         if (found := hashlib.sha256(content).hexdigest()) != self.sha256:
@@ -194,11 +188,10 @@ class StoredFiles:
             MissingArtifactError: a file was removed.
             CorruptArtifactError: a file was changed.
         """
-        store = self._on
         keys = {name: f"{self.key}/{name}" if name else self.key for name in files}
         # The record may be wrong, and a file huge.
         place_of_all = next(iter(keys.values())) if len(files) == 1 else self.key
-        there = {file.key: file.size for file in store.list_files(place_of_all)}
+        there = {file.key: file.size for file in self.store.list_files(place_of_all)}
         for name, wanted in files.items():
             if (size := there.get(keys[name])) is None:
                 raise self._gone()
@@ -206,7 +199,7 @@ class StoredFiles:
                 raise self._changed(keys[name], f"{size:,} bytes", f"{wanted.size:,}")
         try:
             for group, at_once in _groups({name: file.size for name, file in files.items()}):
-                store.get_files({keys[name]: place(name) for name in group}, at_once)
+                self.store.get_files({keys[name]: place(name) for name in group}, at_once)
         except FileNotFoundError:
             raise self._gone() from None
         for name, wanted in files.items():
@@ -221,8 +214,8 @@ class StoredFiles:
 
     def _changed(self, key: str, found: str, wanted: str) -> CorruptArtifactError:
         return CorruptArtifactError(
-            f"{self._on.location(key)} has {found} instead of {wanted}: it was changed. Run the stage again that made "
-            "it."
+            f"{self.store.location(key)} has {found} instead of {wanted}: it was changed. Run the stage again that "
+            "made it."
         )
 
 
@@ -261,11 +254,11 @@ def store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
         finally:
             _verify_unchanged(top, before)  # a file that is gone is not the store's fault
         if "" in before:
-            return StoredFiles(key, *files[""]).on(store)
+            return StoredFiles(store, key, *files[""])
         listing = _encode_list(files, before)
         store.write(f"{place}.json", listing)
         size = sum(file.size for file in files.values())
-        return StoredFiles(key, size, hashlib.sha256(listing).hexdigest(), len(files)).on(store)
+        return StoredFiles(store, key, size, hashlib.sha256(listing).hexdigest(), len(files))
     except BaseException as error:
         with contextlib.suppress(TrackerError):
             for _ in store.remove_many(store.list_files(place)):

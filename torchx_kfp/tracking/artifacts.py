@@ -93,19 +93,15 @@ class Artifact:
             )
         return self.stored
 
-    def bind(self, store: Store) -> Artifact:
-        """Return the same artifact, whose files are read from this store."""
-        return replace(self, stored=self.stored and self.stored.on(store))
 
-
-def parse_artifact(name: str, content: Mapping[str, Any]) -> Artifact:
+def parse_artifact(store: Store, name: str, content: Mapping[str, Any]) -> Artifact:
     """Return the artifact in an entry. Raises KeyError, TypeError or ValueError if it is malformed."""
     artifact = Artifact(name, str(content["path"]), dict(content["metadata"]))
     if (stored := content.get("stored")) is None:
         return artifact
     from torchx_kfp.tracking.artifact_files import StoredFiles  # most stages store no files
 
-    return replace(artifact, stored=StoredFiles.parse(stored))
+    return replace(artifact, stored=StoredFiles.parse(store, stored))
 
 
 def add_artifact(

@@ -6,6 +6,7 @@ To add a kind of record, add a field to ``Record``, and to ``_FOLDS`` how an ent
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -113,6 +114,7 @@ def read_records(store: Store, run_ids: Iterable[str] | None = None, fields: Col
 def fold_records(store: Store, keys: Iterable[str], fields: Collection[str] = FIELDS) -> Records:
     """Return the records in the entries with these keys: see ``read_records``. Nothing is logged."""
     records = Records()
+    folds: dict[str, _Fold] = {**_FOLDS, "artifacts": functools.partial(_fold_artifacts, store)}
     wanted = [key for key in keys if not fields_of(key).isdisjoint(fields)]
     for key, text in zip(wanted, store.read_records(wanted), strict=True):
         if isinstance(text, CorruptResultError):
@@ -122,15 +124,12 @@ def fold_records(store: Store, keys: Iterable[str], fields: Collection[str] = FI
             old = records[run_id]
             try:
                 given = json.loads(text).items()
-                changes = {name: _FOLDS[name](getattr(old, name), value) for name, value in given if name in fields}
+                changes = {name: folds[name](getattr(old, name), value) for name, value in given if name in fields}
                 records[run_id] = replace(old, **changes)
             except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
                 what = " and ".join(sorted(fields_of(key)))
                 where = f"{store.location(key)} does not hold {what}: {error!r}"
                 records.problems.append(CorruptResultError(f"{where}. Something else wrote it. Remove it."))
-    for run_id, record in records.items():
-        stored = {name: it.bind(store) for name, it in record.artifacts.items()}
-        records[run_id] = replace(record, artifacts=stored)
     return records
 
 
@@ -157,10 +156,10 @@ def artifacts_of(store: Store, run_ids: Iterable[str]) -> dict[str, Mapping[str,
     return {run_id: records[run_id].artifacts for run_id in wanted}
 
 
-def _fold_artifacts(old: Mapping[str, Artifact], new: Mapping[str, Any]) -> dict[str, Artifact]:
+def _fold_artifacts(store: Store, old: Mapping[str, Artifact], new: Mapping[str, Any]) -> dict[str, Artifact]:
     # The order is that of the artifacts that count.
     kept = {name: artifact for name, artifact in old.items() if name not in new}
-    return {**kept, **{name: parse_artifact(name, content) for name, content in new.items()}}
+    return {**kept, **{name: parse_artifact(store, name, content) for name, content in new.items()}}
 
 
 def _fold_sources(old: tuple[Source, ...], new: Iterable[Mapping[str, Any]]) -> tuple[Source, ...]:
@@ -188,9 +187,9 @@ def _fold_tags(old: Mapping[str, str], new: Mapping[str, str | None]) -> dict[st
     return {name: value for name, value in tags.items() if value is not None}
 
 
-#: How what an entry has in a field changes what is known from earlier ones.
-_FOLDS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "artifacts": _fold_artifacts,
+_Fold = Callable[[Any, Any], Any]
+#: How what an entry has in a field changes what is known from earlier ones; ``artifacts`` also needs the store.
+_FOLDS: Mapping[str, _Fold] = {
     "metadata": lambda old, new: {**old, **new},
     "sources": _fold_sources,
     "started": _fold_started,
