@@ -110,7 +110,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         words = set_aside([*command, *args], S3_ENDPOINT)
         command, args = words[: len(command)], words[len(command) :]
     python = parse_command([*command, *args])
-    secrets = secret_variables(component, context.given, run.dag.inputs, context.environ, in_container=in_container)
+    secrets = secret_variables(component, context.given, run.dag.inputs)
     variables = {**dict(container.env), **secrets}
     if endpoints:
         variables = {name: value for name, value in variables.items() if not S3_ENDPOINT.fullmatch(name)}

@@ -8,6 +8,7 @@ named, since a pipeline may ask for any.
 from __future__ import annotations
 
 import base64
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,14 +36,17 @@ class GivenKeys:
     secrets: Given = field(default_factory=dict)
     config_maps: Given = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    #: Whether stages run in containers, which have no other variables of this machine.
+    in_containers: bool = False
+
+    @functools.cached_property
+    def environ(self) -> Mapping[str, str]:
+        """The variables that a stage may get in place of keys."""
+        return self.variables if self.in_containers else {**os.environ, **self.variables}
 
     def of(self, setting: str) -> Given:
         """Return the secrets or config maps from which a setting of the platform spec takes its values."""
         return self.secrets if POD_SETTINGS[setting].keys_of == "secret" else self.config_maps
-
-    def environment(self, environ: Mapping[str, str], *, in_container: bool) -> Mapping[str, str]:
-        """Return the variables of an environment that a stage may get in place of keys."""
-        return self.variables if in_container else {**environ, **self.variables}
 
 
 def parse_given(words: Iterable[str], option: str) -> dict[str, dict[str, str]]:
@@ -120,40 +124,31 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
         ) from None
 
 
-def verify_given(
-    stages: Iterable[tuple[Component, Mapping[str, Any]]],
-    given: GivenKeys,
-    environ: Mapping[str, str],
-    *,
-    in_containers: bool,
-) -> None:
+def verify_given(stages: Iterable[tuple[Component, Mapping[str, Any]]], given: GivenKeys) -> None:
     """Check the secrets and config maps that were given.
 
     Args:
         stages: the components, each with the known inputs of its scope.
         given: what was given.
-        environ: the variables of this machine.
-        in_containers: whether the stages run in containers.
 
     Raises:
         ArgumentError: no stage uses one of them, one lacks a key that is used, or a container would get a variable of
             this machine that the user has not named.
     """
     taken: dict[str, set[str]] = {"secret": set(), "config map": set()}
-    own = given.environment(environ, in_container=in_containers)
     for component, inputs in stages:
         for key, item in entries(component.platform, (*VARIABLES, *FILES)):
             kind, name = POD_SETTINGS[key].keys_of, name_of(item, inputs)
             taken[kind].add(name)
             keys = given.of(key).get(name)
-            wanted = [key for variable, key in variables_of(item) if variable not in own]
+            wanted = [key for variable, key in variables_of(item) if variable not in given.environ]
             missing = [key for key in wanted if keys is not None and key not in keys]
             if missing and not item.get("optional"):
                 raise ArgumentError(
                     f"The {kind} {name!r} that was given lacks {joined(missing)}; it has: "
                     f"{', '.join(sorted(keys or ())) or 'nothing'}."
                 )
-            hidden = [one for one, _ in variables_of(item) if one in environ and one not in own]
+            hidden = [one for one, _ in variables_of(item) if one in os.environ and one not in given.environ]
             if hidden and name and keys is None and not item.get("optional"):
                 raise ArgumentError(
                     f"A stage in a container takes {joined(hidden)} from the {kind} {name!r}. This machine "
@@ -172,22 +167,20 @@ def verify_given(
                 )
 
 
-def secret_variables(
-    component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str], *, in_container: bool
-) -> dict[str, str]:
+def secret_variables(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that the stage gets from secrets and config maps: as given, or otherwise of this machine.
 
     ``inputs`` are those of the scope: the name of a secret may be one of them.
     """
-    own, values = given.environment(environ, in_container=in_container), {}
+    values = {}
     fixed = dict(component.container.env) if component.container is not None else {}
     for setting, item in entries(component.platform, VARIABLES):
         keys = given.of(setting).get(name_of(item, inputs), {})
         for variable, key in variables_of(item):
             if key in keys:
                 values[variable] = keys[key]
-            elif variable in own and variable not in fixed:
-                values.setdefault(variable, own[variable])
+            elif variable in given.environ and variable not in fixed:
+                values.setdefault(variable, given.environ[variable])
     return values
 
 
@@ -200,28 +193,18 @@ def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any
     }
 
 
-def missing_variables(
-    component: Component,
-    given: GivenKeys,
-    inputs: Mapping[str, Any],
-    environ: Mapping[str, str],
-    *,
-    in_container: bool = False,
-) -> Iterator[str]:
+def missing_variables(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> Iterator[str]:
     """Describe the variables that the component needs from secrets and config maps that were not given."""
     items = entries(component.platform, VARIABLES)
     if not items:  # as of most of many stages
         return
-    there = {
-        *given.environment(environ, in_container=in_container),
-        *secret_variables(component, given, inputs, environ, in_container=in_container),
-    }
+    there = {*given.environ, *secret_variables(component, given, inputs)}
     for setting, item in items:
         missing = [(variable, key) for variable, key in variables_of(item) if variable not in there]
         if missing and not item.get("optional"):
             name, of = name_of(item, inputs), POD_SETTINGS[setting]
             variables, keys = (" and ".join(map(str, words)) for words in zip(*missing, strict=True))
-            named = [f"--env {variable}" for variable, _ in missing] if in_container else []
+            named = [f"--env {variable}" for variable, _ in missing] if given.in_containers else []
             naming = f" and give {' '.join(named)}" if named else ""
             yield (
                 f"the {of.keys_of} {name!r} (set {variables}{naming}, or give {of.option} {name or 'NAME'}=FILE with "

@@ -82,7 +82,7 @@ def find_not_applied(
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, ...]:
     """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine."""
-    arguments, given = arguments or {}, given or GivenKeys()
+    arguments, given = arguments or {}, given or GivenKeys(in_containers=containers is not None)
     with reading(f"The pipeline {pipeline.name!r}"):
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
         if any(own_endpoints(environ, in_container=False)):
@@ -90,18 +90,16 @@ def find_not_applied(
                 kinds.add(described(stage.variables, environ, in_container=containers is not None))
             kinds.discard("")
         for scoped in walk(pipeline, arguments=arguments):
-            kinds.update(stage_not_applied(scoped, given, containers, environ))
+            kinds.update(stage_not_applied(scoped, given, containers))
         return tuple(sorted(kinds))
 
 
-def stage_not_applied(
-    scoped: ScopedTask, given: GivenKeys, containers: Containers | None, environ: Mapping[str, str]
-) -> Iterator[str]:
+def stage_not_applied(scoped: ScopedTask, given: GivenKeys, containers: Containers | None) -> Iterator[str]:
     """Yield what a stage does not have on this machine."""
-    component, inputs, in_container = scoped.component, scoped.scope_inputs, containers is not None
+    component, inputs = scoped.component, scoped.scope_inputs
     has_gpus = containers is not None and containers.has_gpus
-    yield from missing_variables(component, given, inputs, environ, in_container=in_container)
-    yield from kubernetes.not_applied(component, in_container=in_container, has_gpus=has_gpus)
+    yield from missing_variables(component, given, inputs)
+    yield from kubernetes.not_applied(component, in_container=containers is not None, has_gpus=has_gpus)
     if containers is not None:
         mounted = [mount.target for mount in containers.mounts]
         yield from kubernetes.missing_mounts(component, given, inputs, mounted)

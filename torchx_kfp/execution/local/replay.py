@@ -192,9 +192,8 @@ def replay_invocation(
     runs = str(record.folder.absolute().parent) if record.folder else ""
     containers = Containers(chosen.mounts, runs) if chosen.docker else None
     variables = {name: value for name, value in overrides.environ.items() if value is not None}
-    given = GivenKeys(secrets, config_maps, variables)
-    stages = [(invocation.component, invocation.place.scope_inputs)]
-    verify_given(stages, given, os.environ, in_containers=chosen.docker)
+    given = GivenKeys(secrets, config_maps, variables, chosen.docker)
+    verify_given([(invocation.component, invocation.place.scope_inputs)], given)
     run_id = f"{REPLAY}{make_run_name(invocation.pipeline.name)}"
     folder = Path(output_dir or runs or OUTPUT_DIR).absolute() / REPLAYS / run_id
     if containers is not None:

@@ -164,12 +164,10 @@ def _differences(
     elif not (brings_code or in_container or was_process):
         yield f"The code is that of {attempt.directory}, not that in the image (--workspace)"
     # A process of this machine did not have then what it does not have now, except for variables.
-    lacks = missing_variables(
-        component, context.given, invocation.place.scope_inputs, os.environ, in_container=in_container
-    )
+    lacks = missing_variables(component, context.given, invocation.place.scope_inputs)
     if in_container or not was_process:
         scoped = dataclasses.replace(invocation.place, component=component)
-        lacks = stage_not_applied(scoped, context.given, containers, os.environ)
+        lacks = stage_not_applied(scoped, context.given, containers)
     set_there = [*(component.container.env if component.container else ()), *facts.variables.items()]
     ignored = [*lacks, described(set_there, os.environ, in_container=in_container)]
     if time_limit(component.platform):

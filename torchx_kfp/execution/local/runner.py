@@ -164,10 +164,9 @@ def start(
     chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.trusted_bases])
     containers = Containers(chosen.mounts) if chosen.docker else None
     found = check_supported(loaded, in_containers=chosen.docker)
-    given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env))
+    given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), chosen.docker)
     with reading(f"The pipeline {loaded.name!r}"):
-        stages = [(place.component, place.scope_inputs) for place in walk(loaded, arguments=values)]
-        verify_given(stages, given, os.environ, in_containers=chosen.docker)
+        verify_given(((place.component, place.scope_inputs) for place in walk(loaded, arguments=values)), given)
     found += of_arguments(values)
     check_bases(loaded, values, chosen.directory, containers)
     is_again = bool(run_id)
