@@ -141,10 +141,9 @@ class Scheduler:
         self._waiting: deque[TaskRun] = deque()
         self._retrying: dict[TaskRun, None] = {}
         self._running: dict[str, _Running] = {}
-        #: By stage: the number of attempts, how it ended, and how it ended before if it is going to run again.
+        #: By stage: the number of attempts, and how it, or its last attempt, ended.
         self._attempts = Counter[str]()
         self._results: dict[str, StageResult] = {}
-        self._before: dict[str, StageResult] = {}
         #: Why nothing more begins, and the signal that ends the run.
         self._stopped: _Stop | None = None
         self.signal: signal.Signals | None = None
@@ -343,8 +342,6 @@ class Scheduler:
             self._continue_loop(run)
         elif dag.failed and not self._stopped and (retry := run.retry_left) is not None:
             delay = retry.delay(run.tries)
-            inside = {name: end for name, end in self._results.items() if name.startswith(f"{run.name}/")}
-            self._before |= {name: end for name, end in inside.items() if end.state is State.FAILED}
             self._listener(PipelineRetried(run.name, run.tries, reasons.failed_in(dag.failures()), delay))
             self._retrying[run] = None
             self._later(delay, lambda: self._try_again(run))
@@ -364,8 +361,6 @@ class Scheduler:
 
     def _queue(self, run: TaskRun) -> None:
         """Let a stage whose inputs are known wait for room."""
-        if run.name in self._results:
-            self._before[run.name] = self._results[run.name]
         self._listener(StageWaiting(run.name, run.task.name))
         self._waiting.append(run)
 
@@ -458,7 +453,7 @@ class Scheduler:
         )
         if result.reason and (retry := run.retry_left) is not None and not self._stop_of(run):
             delay = retry.delay(run.tries)
-            self._before[run.name] = result
+            self._results[run.name] = result
             self._listener(StageRetried(run.name, result.attempts, clean(result.reason), delay))
             self._retrying[run] = None
             self._later(delay, lambda: self._try_again(run))
@@ -484,7 +479,6 @@ class Scheduler:
         """Record how a stage has ended, or that it does not run."""
         result = dataclasses.replace(result, reason=clean(result.reason))
         self._results[result.name] = result
-        self._before.pop(result.name, None)
         self._listener(StageFinished(result, kept=kept))
 
     def _finish(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
@@ -507,9 +501,11 @@ class Scheduler:
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, with all stages inside it. What the run that is resumed has of them stays."""
         stop = self._stop_of(run) if state is State.NOT_RUN else None
-        canceled = False
+        canceled, has_waited = False, run in self._waiting
         for stage in [run] if run.component.dag is None else self._inside(run):
-            waiting = [end for name, end in self._before.items() if stop and is_execution(name, stage.name)]
+            # What has ended and begins again was waiting for another attempt.
+            ends = [end for end in self._results.values() if stop and (has_waited or end.state is State.FAILED)]
+            waiting = [end for end in ends if is_execution(end.name, stage.name)]
             for end in waiting:
                 why = reasons.canceled_while_waiting(stop.why if stop else "", end.reason)
                 nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
