@@ -26,8 +26,6 @@ from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, walk
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 
-#: The mounts of stages whose files stay when the pod ends.
-_LASTING = ("pvcMount",)
 _S3 = ("s3", "s3a")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _WAY_OUT = (
@@ -277,18 +275,11 @@ def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
 def _of_base(base: str, stage: ScopedTask, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
     scheme = _PROTOCOL.match(base)
     protocol_name = scheme[1].lower() if scheme else ""
-    if protocol_name in ("", "file", "local"):
+    if protocol_name in ("", "file", "local", "memory"):
         path = base[scheme.end() :] if scheme else re.sub(r"^(?:file|local):", "", base)
-        if not path.startswith("/"):
-            yield (
-                Kind.FAILS,
-                f"which is a path below the directory in which a pod's program starts, and is lost with the pod. "
-                f"{_WAY_OUT}",
-            )
-        elif not _is_below(path, [storage.folder]) and not _is_mounted(path, stage.component):
-            yield Kind.FAILS, f"which is a directory of the pod, and is lost with it: no volume is there. {_WAY_OUT}"
-    elif protocol_name == "memory":
-        yield Kind.FAILS, f"which is in the memory of each process. {_WAY_OUT}"
+        lasts = _is_below(path, [storage.folder]) or _is_mounted(path, stage.component)
+        if protocol_name == "memory" or not lasts:
+            yield Kind.FAILS, f"which is lost with the pod: no volume is there. {_WAY_OUT}"
     elif protocol_name in _S3:
         yield from _of_endpoint(stage, environ, storage)
     elif is_of_this_machine(base):
@@ -326,7 +317,7 @@ def _of_endpoint(stage: ScopedTask, environ: Mapping[str, str], storage: Storage
 
 def _is_mounted(path: str, component: Component) -> bool:
     """Tell whether a stage has a volume at a path or above it that lasts; for a distributed one, each replica."""
-    mounts = [mount.get("mountPath", "") for key in _LASTING for mount in component.platform.get(key) or ()]
+    mounts = [mount.get("mountPath", "") for mount in component.platform.get("pvcMount") or ()]
     if roles := component.facts.replica_roles:
         return all(_is_below(path, [*mounts, *role.mounts]) for role in roles)
     return _is_below(path, mounts)
