@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.common.text import counted, duration, shorten
+from torchx_kfp.common.text import shorten
 
 #: How many characters of a value are shown: usually, in a table's cell, and when the value is opened.
 SHORT, CELL, LONG = 100, 40, 20_000
@@ -27,22 +26,6 @@ def text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return str(value)
-
-
-def circumstances(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a run was run, in users' words, from its recorded options. Those that changed nothing are left out."""
-    docker, limit, parallelism = (options.get(name) for name in ("docker", "timeout", "parallelism"))
-    found = {
-        "stages ran": "in containers" if docker else "as processes",
-        "at the same time": f"up to {counted(parallelism, 'stage')}" if isinstance(parallelism, int) else "",
-        "directory": options.get("directory"),
-        "workspace": options.get("kfp_workspace"),
-        "mounts": options.get("mounts"),
-        "time limit": duration(limit) if isinstance(limit, int | float) else "",
-        "cache": "off" if options.get("cache") is False else "",
-        "first failure": "ends the run" if options.get("fail_fast") is True else "",
-    }
-    return {name: value for name, value in found.items() if value}
 
 
 def beginning(value: str, most: int) -> str:

@@ -28,6 +28,8 @@ from torchx_kfp.tracking.recorder import describe_code
 _HERE = Path(__file__).parent
 #: Runs in these states cannot be resumed.
 _DONE = (State.RUNNING, State.SUCCEEDED)
+#: The options of ``local.run`` that the page has.
+_OPTIONS = ("docker", "parallelism", "directory", "kfp_workspace", "mounts", "timeout", "cache", "fail_fast")
 #: How many lines of a failed stage's log the page has, for how many stages, and how many for further ones.
 LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4
 
@@ -134,6 +136,9 @@ def _content(run: RunView, place: Path | None) -> dict[str, Any]:
         "unreadable": list(dict.fromkeys([*run.record.corrupt, *tracked.problems])),
         "links": links,
         "arguments": run.arguments,
+        "options": {
+            name: it for name, it in run.record.options.items() if name in _OPTIONS and it not in (None, "", [])
+        },
         "resume": shlex.join(["torchx-kfp", *resume_words(folder, sent_words(run.arguments))])
         if folder and run.run.state not in _DONE
         else "",
