@@ -19,7 +19,7 @@ _TICKS = (0, 25, 50, 75)
 
 @dataclass(frozen=True)
 class Bar:
-    """An attempt, or the wait before one. ``left`` and ``width`` are percentages of the timeline."""
+    """An attempt. ``left`` and ``width`` are percentages of the timeline."""
 
     state: State
     title: str
@@ -46,20 +46,13 @@ class Timeline:
     ticks: Sequence[tuple[float, str]]
     resumed: list[float]
 
-    @property
-    def has_waits(self) -> bool:
-        return any(bar.state is State.QUEUED for row in self.rows for bar in row.bars)
-
 
 def draw_timeline(run: RunView) -> Timeline:
     """Draw the run's timeline, without the time between its sessions."""
     clock = _Clock(run.sessions)
     rows = [_row(path, stages, clock, run.sessions[-1].end) for path, stages in run.tasks.items()]
     return Timeline(
-        rows=sorted(
-            (row for row in rows if row.bars),
-            key=lambda row: min(bar.left for bar in row.bars if bar.state is not State.QUEUED),
-        ),
+        rows=sorted((row for row in rows if row.bars), key=lambda row: min(bar.left for bar in row.bars)),
         ticks=[(share, duration(clock.total * share / 100)) for share in _TICKS],
         resumed=[clock.percent(session.start) for session in run.sessions[1:]],
     )
@@ -93,19 +86,13 @@ def _row(path: str, stages: list[StageState], clock: _Clock, now: float) -> Time
             lane = heapq.heappop(free)[1]
         else:
             lane, lanes = lanes, lanes + 1
-        drawn = list(_bars(stage, lane, clock, len(stages) == 1))
-        bars += drawn
+        bars += _bars(stage, lane, clock)
         end = stage.attempts[-1].end
         heapq.heappush(free, (now if end is None else end, lane))
     return TimelineRow(path, summary(stages)[1], lanes, bars)
 
 
-def _bars(stage: StageState, lane: int, clock: _Clock, alone: bool) -> Iterable[Bar]:
-    if alone and stage.queued_at is not None and stage.queued_at < stage.attempts[0].start:
-        left, right = clock.percent(stage.queued_at), clock.percent(stage.attempts[0].start)
-        if right - left > 0.3:
-            waited = duration(stage.attempts[0].start - stage.queued_at)
-            yield Bar(State.QUEUED, f"{stage.name}: waited {waited} for its turn", lane, left, right - left)
+def _bars(stage: StageState, lane: int, clock: _Clock) -> Iterable[Bar]:
     for attempt in stage.attempts:
         end = attempt.end if attempt.end is not None else clock.session_end(attempt.start)
         left, right = clock.percent(attempt.start), clock.percent(end)

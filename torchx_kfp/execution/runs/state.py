@@ -68,8 +68,7 @@ class StageState:
         task: the task's name.
         state: the current state.
         attempts: all attempts, including those before the run was resumed.
-        queued_at: the time at which the stage's inputs were known.
-        started_at: the time at which the first attempt since ``queued_at`` started.
+        started_at: the time at which the first attempt since the stage was queued last started.
         ended_at: the time at which the stage ended.
         reason: why the stage is retried or did not succeed, as a part of a sentence.
         retry_at: the time at which the next attempt is due, if the stage is retried.
@@ -81,7 +80,6 @@ class StageState:
     task: str
     state: State = State.WAITING
     attempts: list[Attempt] = field(default_factory=list)
-    queued_at: float | None = None
     started_at: float | None = None
     ended_at: float = 0.0
     reason: str = ""
@@ -125,9 +123,9 @@ class StageState:
             replicas=self.replicas[1] if self.replicas else None,
         )
 
-    def queue(self, when: float) -> None:
-        """Record the time at which the inputs were known; the next attempt begins a new series."""
-        self.queued_at, self.started_at, self._has_ended, self.reason = when, None, False, ""
+    def queue(self) -> None:
+        """The inputs are known: the next attempt begins a new series."""
+        self.started_at, self._has_ended, self.reason = None, False, ""
 
     def start(self, event: StageStarted) -> None:
         """Add an attempt."""
@@ -230,7 +228,7 @@ class RunState:
                     task.expected += more
                     task.looped = True
             case StageWaiting():
-                self._move(event.name, State.QUEUED, event.task).queue(event.time)
+                self._move(event.name, State.QUEUED, event.task).queue()
             case StagePending():
                 self._move(event.name, State.QUEUED, event.task).reason = event.reason
             case StageStarted():
