@@ -16,7 +16,7 @@ from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import find_run
-from torchx_kfp.tracking.cleanup import Findings, find_old_runs, find_unused_code, remove_code, remove_runs
+from torchx_kfp.tracking.cleanup import find_old_runs, find_unused_code, remove_code, remove_runs
 from torchx_kfp.tracking.store import File
 
 #: The number of names that a message lists.
@@ -154,7 +154,8 @@ def _in_base(tracker_base: str, age: float | None, one: str | None) -> _Sweep:
     going = [run for run in findings.old if not run.kept]
     unused = find_unused_code(store, before, {run.run for run in going}) if one is None else {}
     if one is None:
-        _say_left_alone(findings)
+        if left := [f"{name} ({why})" for name, why in sorted(findings.left_alone.items())]:
+            print_message(f"Left alone: {printable(listed(left, _SHOWN))}.")
     elif not findings.old:
         why = findings.left_alone.get(one, "nothing is recorded for it")
         raise ArgumentError(f"{one!r} cannot be removed from {tracker_base!r}: {why}.")
@@ -216,14 +217,6 @@ def _in_folder(output_dir: str, rules: Mapping[str, Any], one: str | None) -> _S
         for run in runs
     ]
     return _Sweep("run", rows, lambda: (run.folder.name for run in remove(output_dir, runs)))
-
-
-def _say_left_alone(findings: Findings) -> None:
-    left = sorted(findings.left_alone.items())
-    for name, reason in left[:_SHOWN]:
-        print_message(f"Left alone: {printable(name)} ({printable(reason)}).")
-    if len(left) > _SHOWN:
-        print_message(f"Also left alone: {listed((name for name, _ in left[_SHOWN:]), _SHOWN)}.")
 
 
 def _show(sweep: _Sweep, *, dry_run: bool, as_json: bool) -> None:
