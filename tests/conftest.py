@@ -23,7 +23,7 @@ from tests.oldest import VERSION, oldest_python
 from tests.programs import Program, imported
 from tests.s3 import S3Server, running
 from tests.serving import serving
-from tests.skipped import missing, summary
+from tests.skipped import missing
 from torchx_kfp.tracking import entries, lineage
 
 #: The marks of tests with a fixture.
@@ -61,13 +61,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests were skipped, why, and what runs them, and why tests had a second try."""
+    """Say why tests had a second try."""
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"first try of {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
-    if lines := summary(terminalreporter.stats.get("skipped", ())):
-        terminalreporter.section("skipped tests, by reason")
-        terminalreporter.write_line("\n".join(lines))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,6 @@
 """``Stages``, the options that stages share."""
 
 import inspect
-import re
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
@@ -82,15 +80,6 @@ def test_stages_do_not_change() -> None:
     others = stages.with_options(cache=False)
     assert (stages.secrets, stages.cache) == ({"s3": {"id": "AWS_ACCESS_KEY_ID"}}, True)
     assert (others.secrets, others.cache) == ({"s3": {"id": "AWS_ACCESS_KEY_ID"}}, False)
-
-
-def test_help_lists_all_options() -> None:
-    _, *parameters = inspect.signature(task_from_app).parameters.values()
-    documented = str(StageOptions.__doc__)
-    for each in parameters:
-        assert re.search(rf"^        {each.name}: [\w`]", documented, re.MULTILINE), each.name
-    defaults = {each.name: each.default for each in parameters if each.default is not None}
-    assert defaults == {"may_fail": False, "cache": True, "inline": True, "labels": False, "inputs": ()}
 
 
 @pytest.mark.parametrize(

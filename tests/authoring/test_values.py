@@ -11,7 +11,7 @@ import pytest
 from kfp import dsl
 from torchx import specs
 
-from tests.authoring.apps import HOSTILE, compile_pipeline, compile_stage, load, make_app
+from tests.authoring.apps import HOSTILE, compile_pipeline, load, make_app
 from tests.authoring.kfp_engines import constants, containers, tracked_container
 from torchx_kfp import component_from_app, component_from_function, local, task_from_app
 
@@ -42,22 +42,6 @@ def test_a_chain_of_stages_has_one_container() -> None:
     (first, others) = shapes(compiled).values()
     assert (len(first), len(others)) == (1, 4), "the first one reads nothing"
     assert constants(compiled)["stage-3"] == {"stage": "stage-3|stage-2|3|app.train|3"}
-
-
-def test_what_stays_in_the_container() -> None:
-    """The program, names of options and variables, and text with blanks, quotes or the like stay there."""
-    words = ["-m", "--lr", "0.1", "--lr=0.2", "-5", "x" * 256, "x" * 257, "two\nlines", "é", "", "a b\\", "c|d"]
-
-    app = make_app(entrypoint="python", args=words, env={"A": "1", "b.c": "2", "D": "é"})
-    compiled = compile_stage(app, trackers={"mlflow": "http://mlflow"})
-    assert constants(compiled)["train"]["stage"].split("|") == [*("train", "1", "0.1", "--lr=0.2", "-5", "x" * 256)]
-    command: Any = containers(compiled)["train"]["command"]
-    rest = command[command.index("env", 1) :]
-    assert rest[:6] == [
-        *("env", "TORCHX_TRACKERS=torchx_kfp,mlflow", "TORCHX_TRACKER_MLFLOW_CONFIG=http://mlflow", "A=", "b.c=2"),
-        "D=é",
-    ]
-    assert rest[6:] == ["python", "-m", "--lr", "", "", "", "", "x" * 257, "two\nlines", "é", "", "a b\\", "c|d"]
 
 
 def test_names_of_stages_arrive(shells: Path, tmp_path: Path) -> None:

@@ -11,30 +11,10 @@ import pytest
 
 from components.digits import component as apps
 from tests.components.test_components import REPOSITORY
-from tests.facts import says
 from tests.modules import needs
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = [pytest.mark.examples, needs("sklearn", "the digits applications need the extra `examples`")]
-
-
-@pytest.mark.parametrize(
-    ("tracker_base", "folder"),
-    [
-        ("s3://bucket/results/", "s3://bucket/results-artifacts"),
-        ("file:///results", "file:///results-artifacts"),
-        ("demo-results/tracker", "demo-results/tracker-artifacts"),
-        *((base, None) for base in ("s3://bucket", "s3://bucket/", "/")),
-    ],
-)
-def test_the_folder_beside_a_tracker_base(tracker_base: str, folder: str | None) -> None:
-    from components.digits.prepare import folder_beside
-
-    if folder is not None:
-        assert folder_beside(tracker_base, "--artifacts") == folder
-        return
-    with pytest.raises(SystemExit, match=says(tracker_base, "--artifacts")):
-        folder_beside(tracker_base, "--artifacts")
 
 
 def test_deploy_needs_no_torchx_kfp(tmp_path: Path) -> None:

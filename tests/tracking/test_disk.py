@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -13,11 +14,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.facts import says
 from tests.tracking.stages import started
+from torchx_kfp.common import safe_files
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.store import File
@@ -320,6 +323,21 @@ def test_a_folder_that_is_read_as_results_leaves_no_descriptor_open(tmp_path: Pa
         with pytest.raises(KeyRefusedError, match="'run'"):
             tracker.get("run")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_another_client_of_nfs_has_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    tracker["run"] = {"x": 1}
+    stale = iter([OSError(errno.ESTALE, os.strerror(errno.ESTALE))])
+    opened = safe_files.open_regular
+
+    def open_stale(*given: Any) -> int:
+        for error in stale:
+            raise error
+        return opened(*given)
+
+    monkeypatch.setattr("torchx_kfp.tracking.disk.open_regular", open_stale)
+    assert tracker["run"] == {"x": 1}
 
 
 class TestLinks:
