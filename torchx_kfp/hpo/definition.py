@@ -1,11 +1,10 @@
-"""Define a search: its arguments, checked, become what all its stages share."""
+"""Define a search: its arguments, checked, become the definition that all its stages share."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.authoring.naming import output_name
@@ -29,32 +28,7 @@ _OUTPUTS = frozenset(("run_id", "metrics", "mlpipeline_ui_metadata", "Output", "
 _LONGEST_TEXT = 1024
 
 
-@dataclass(frozen=True)
-class SearchDefinition:
-    """The options that the stages of a search share.
-
-    Attributes:
-        name: the search's name.
-        definition: see ``torchx_kfp.tracking.searches``.
-        fields: the names of the objectives in ``front``.
-        results: the results of the last stage, by name.
-        cached: whether the same search always asks for the same trials.
-    """
-
-    name: str
-    definition: Mapping[str, Any]
-    fields: Mapping[str, str]
-    results: Mapping[str, type[Any]]
-    cached: bool
-
-    @property
-    def parameters(self) -> list[str]:
-        """The names of the parameters."""
-        return list(self.definition["parameters"])
-
-
 def define_search(
-    name: str,
     parameters: Mapping[str, Space],
     minimize: str | Iterable[str],
     maximize: str | Iterable[str],
@@ -62,8 +36,8 @@ def define_search(
     trials: int | None,
     optimizer: str,
     seed: int | None,
-) -> SearchDefinition:
-    """Check the arguments of a search: see ``search``."""
+) -> dict[str, Any]:
+    """Return the definition of a search (see ``torchx_kfp.tracking.searches``), made of its arguments."""
     _check_parameters(parameters)
     objectives = _parse_objectives(minimize, maximize)
     fields = {objective: output_name(objective) for objective in objectives}
@@ -85,18 +59,16 @@ def define_search(
         "optimizer": optimizer,
         "seed": seed,
     }
-    is_grid = optimizer == "grid"
-    definition |= _plan_grid(definition) if is_grid else _plan_rounds(definition)
+    definition |= _plan_grid(definition) if optimizer == "grid" else _plan_rounds(definition)
     _check_size(parameters, definition["trials"])
-    results = {name: type_of(space) for name, space in parameters.items()}
-    results |= {**dict.fromkeys(objectives, float), TRIAL: str}
-    return SearchDefinition(
-        name,
-        definition,
-        fields,
-        {**results, FRONT: list} if len(objectives) > 1 else results,
-        cached=is_grid or seed is not None,
-    )
+    return definition
+
+
+def results_of(definition: Mapping[str, Any]) -> dict[str, type[Any]]:
+    """Return the results of the last stage, by name."""
+    results: dict[str, type[Any]] = {name: type_of(space) for name, space in definition["parameters"].items()}
+    results |= {**dict.fromkeys(definition["objectives"], float), TRIAL: str}
+    return {**results, FRONT: list} if len(definition["objectives"]) > 1 else results
 
 
 def _check_parameters(parameters: Mapping[str, Space]) -> None:

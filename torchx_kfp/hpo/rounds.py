@@ -10,6 +10,7 @@ from kfp.dsl import pipeline_channel
 from torchx import specs
 
 from torchx_kfp.authoring.appdef import check_app, check_name
+from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.reads import TrackerBase
 from torchx_kfp.authoring.references import Channel
 from torchx_kfp.authoring.stages import task_from_app
@@ -17,7 +18,7 @@ from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.inputs import plain_json
 from torchx_kfp.errors import ChannelError, SearchError
-from torchx_kfp.hpo.definition import TRIALS, SearchDefinition, define_search
+from torchx_kfp.hpo.definition import TRIALS, define_search, results_of
 from torchx_kfp.hpo.optimizers import OPTIMIZERS
 from torchx_kfp.hpo.spaces import Space
 
@@ -119,16 +120,17 @@ def search(
         ReadsError: see ``task_from_app``, also for further errors.
     """
     check_name(name, "The name of the search")
-    defined = define_search(name, parameters, minimize, maximize, rounds, trials, optimizer, seed)
+    definition = define_search(parameters, minimize, maximize, rounds, trials, optimizer, seed)
     if parallelism is not None and parallelism < 1:
         raise SearchError(f"parallelism is {parallelism!r}. Give a whole number, 1 or more, or leave it out.")
-    app = _ask_app(defined, _look_at(trial, defined.parameters), image)
+    app = _ask_app(name, definition, _look_at(trial, [*parameters]), image)
     own = {option: value for option, value in options.items() if option in ("secrets", "inline")}
     if "workspace" in options:
         own["workspace"] = options["workspace"]
-    own["cache"] = defined.cached and options.get("cache", True)
+    # With a seed, and with a grid, the same search always asks for the same trials.
+    own["cache"] = (optimizer == "grid" or seed is not None) and options.get("cache", True)
     reads: Any = None
-    for number in range(1, defined.definition["rounds"] + 1):
+    for number in range(1, definition["rounds"] + 1):
         asked = task_from_app(
             app,
             tracker_base=tracker_base,
@@ -138,13 +140,13 @@ def search(
             **own,
         )
         with dsl.ParallelFor(asked.outputs[TRIALS], parallelism=parallelism) as item:
-            channels = Parameters({parameter: getattr(item, parameter) for parameter in defined.parameters})
+            channels = Parameters({parameter: getattr(item, parameter) for parameter in parameters})
             tried = task_from_app(trial(channels), tracker_base=tracker_base, results={}, may_fail=may_fail, **options)
             if configure is not None:
                 configure(tried)
         reads = {_BEFORE: asked, _TRIALS: dsl.Collected(tried.outputs["run_id"])}
     return task_from_app(
-        app, tracker_base=tracker_base, reads=reads, results=defined.results, name=f"{name}-best", **own
+        app, tracker_base=tracker_base, reads=reads, results=results_of(definition), name=f"{name}-best", **own
     )
 
 
@@ -172,12 +174,12 @@ def _look_at(trial: Callable[[Parameters], specs.AppDef], parameters: Sequence[s
     return app
 
 
-def _ask_app(defined: SearchDefinition, app: specs.AppDef, image: str | Channel | None) -> specs.AppDef:
+def _ask_app(name: str, definition: Mapping[str, Any], app: specs.AppDef, image: str | Channel | None) -> specs.AppDef:
     """Return the application of the stages that ask.
 
     It runs with the variables and the volumes of the trials, because both may be what the storage needs.
     """
-    optimizer = defined.definition["optimizer"]
+    optimizer = definition["optimizer"]
     if image is None and optimizer not in OPTIMIZERS:
         needs = "torchx-kfp[ax]" if optimizer == "ax" else f"torchx-kfp and {optimizer.partition(':')[0]}"
         raise SearchError(f"optimizer={optimizer!r} needs an image with {needs}: search(..., image='repo/ask:1').")
@@ -187,7 +189,8 @@ def _ask_app(defined: SearchDefinition, app: specs.AppDef, image: str | Channel 
             f"The image of the trials, {role.image!r}, depends on a parameter. Name an image with "
             "torchx-kfp for the stages that ask: search(..., image='repo/ask:1')."
         )
-    spec = plain_json({"name": defined.name, "definition": defined.definition, "fields": defined.fields})
+    fields = {objective: output_name(objective) for objective in definition["objectives"]}
+    spec = plain_json({"name": name, "definition": definition, "fields": fields})
     asking = specs.Role(
         name="ask",
         image=role.image if image is None else image,
@@ -196,7 +199,7 @@ def _ask_app(defined: SearchDefinition, app: specs.AppDef, image: str | Channel 
         env={key: value for key, value in role.env.items() if _STAND_IN not in str(value)},
         mounts=[mount for mount in role.mounts if isinstance(mount, specs.VolumeMount)],
     )
-    return specs.AppDef(name=defined.name, roles=[asking])
+    return specs.AppDef(name=name, roles=[asking])
 
 
 __all__ = ["Parameters", "search"]
