@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torchx import specs
 
@@ -63,20 +63,22 @@ WITH_ENGINE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 
 class _Words:
-    """The words of the launcher's command line, to which its specification refers by number."""
+    """The words of the launcher's command line, each once, to which its specification refers by number."""
 
     def __init__(self) -> None:
         self.words: list[Text] = []
 
     def place(self, parts: Text, where: str) -> list[int | None]:
-        """Add the text to the words; return its numbers, with None for the index of the replica."""
+        """Return the numbers of the words that the text consists of, with None for the index of the replica."""
         placed: list[int | None] = []
         for is_index, run in itertools.groupby(parts, lambda part: part == REPLICA):
+            word = tuple(run)
             if is_index:
-                placed += [None for _ in run]
-            else:
-                self.words.append(check_text(tuple(run), where))
-                placed.append(len(self.words) - 1)
+                placed += [None for _ in word]
+                continue
+            if word not in self.words:
+                self.words.append(check_text(word, where))
+            placed.append(self.words.index(word))
         return placed
 
 
@@ -90,28 +92,41 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
     inherited = {name: parts for name, parts in applications[0].env.items() if REPLICA not in parts}
     words = _Words()
-    starters: dict[tuple[Text, ...], list[list[int | None]]] = {}
     described, pods = [], []
-    for position, (name, role) in enumerate(roles.items()):
-        application = applications[position]
-        starter = tuple(application.starter)
-        if starter not in starters:
-            starters[starter] = [words.place(parts, "the workspace") for parts in starter]
+    for position, ((name, role), application) in enumerate(zip(roles.items(), applications, strict=True)):
+        where, count = f"role {role.name!r}", counts.get(role.name)
         own = inherited if position == 0 else {}
-        one = _describe_role(role, name, application, words, own, counts.get(role.name), starters[starter])
-        described.append(one)
+        env = [
+            (variable, None if variable in own else words.place(parts, f"env[{variable!r}] of {where}"))
+            for variable, parts in application.env.items()
+        ]
+        command = [*application.starter, *application.words]
+        described.append(
+            RoleSpec(
+                name=name,
+                most=role.num_replicas,
+                fewest=getattr(role, "min_replicas", None) or role.num_replicas,
+                env=env,
+                ports=sorted({int(port) for port in (role.port_map or {}).values()}),
+                restarts=restarts_alone(role) or None,
+                command=[words.place(parts, f"an argument of {where}") for parts in command],
+                count=None if count is None else words.place(count, f"replicas of {where}")[0],
+                least=None if count is None else _fewest(role),
+                image=None if is_constant(application.image) else words.place(application.image, f"image of {where}"),
+            )
+        )
         pods.append(
             pod_template(
                 engine,
                 role,
                 name,
                 position,
-                image=marker(f"{position}.image") if one.image else role.image,
+                image=marker(f"{position}.image") if described[-1].image else role.image,
                 env=_variables(options, application),
                 labels=pod_labels(app, role) if options.labels else {},
             )
         )
-    code = [protocol.CODE_URL] if any(starters) else []
+    code = [protocol.CODE_URL] if any(application.starter for application in applications) else []
     shared, volumes = tracker_env(options.trackers), _publisher_volumes(main, options)
     short = component_name(stage)[:_LONGEST_STAGE].rstrip("-")
     specification = LauncherSpec(
@@ -241,36 +256,3 @@ def _variables(options: StageOptions, application: Application) -> list[Mapping[
         for variable, path in application.field_paths.items()
     ]
     return [*secrets, *fields]
-
-
-def _describe_role(
-    role: specs.Role,
-    name: str,
-    application: Application,
-    words: _Words,
-    inherited: Collection[str],
-    count: Text | None,
-    prefix: Sequence[list[int | None]],
-) -> RoleSpec:
-    """Return the role as the launcher takes it, and add its text to the words.
-
-    ``inherited`` are the variables that the launcher passes on from its own environment, ``count`` the number of
-    replicas if the option ``replicas`` names the role, ``prefix`` the words that unpack its workspace.
-    """
-    where = f"role {role.name!r}"
-    env = [
-        (variable, None if variable in inherited else words.place(parts, f"env[{variable!r}] of {where}"))
-        for variable, parts in application.env.items()
-    ]
-    return RoleSpec(
-        name=name,
-        most=role.num_replicas,
-        fewest=getattr(role, "min_replicas", None) or role.num_replicas,
-        env=env,
-        ports=sorted({int(port) for port in (role.port_map or {}).values()}),
-        restarts=restarts_alone(role) or None,
-        command=[*prefix, *(words.place(parts, f"an argument of {where}") for parts in application.words)],
-        count=None if count is None else words.place(count, f"replicas of {where}")[0],
-        least=None if count is None else _fewest(role),
-        image=None if is_constant(application.image) else words.place(application.image, f"image of {where}"),
-    )
