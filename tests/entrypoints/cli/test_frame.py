@@ -120,14 +120,6 @@ dist 1m 05s  2 running, 1 succeeded
     assert [stage.result.replicas for stage in made.stages] == [2, 4, None]
 
 
-def test_a_narrow_terminal_has_no_bars(progress: Progress) -> None:
-    assert shown(progress, 40).splitlines()[:3] == [
-        "digits 1m 05s  2 failed, 3 running, 1 r…",
-        "✓ prepare       1.2s  rows=1797  data=u…",
-        "● train          55s  10/30  1 failed, …",
-    ]
-
-
 def test_a_low_terminal_has_what_runs_and_what_failed(progress: Progress) -> None:
     assert shown(progress, 80, 9).splitlines()[1:] == [
         "● train          55s  ━━━━──────── 10/30  1 failed, 2 running",
@@ -145,30 +137,6 @@ def test_a_low_terminal_has_what_runs_and_what_failed(progress: Progress) -> Non
 @pytest.mark.parametrize("width", [1, 10, 40, 200])
 def test_any_size(progress: Progress, width: int, height: int) -> None:
     shown(progress, width, height)
-
-
-def test_the_counts_of_what_is_hidden_and_shown_are_those_of_the_run() -> None:
-    progress = Progress({**{f"stage-{number}": False for number in range(500)}, "loop": True})
-    progress.on_event(RunStarted("large", "large-1", Path("/runs"), time=0.0))
-    for number in range(250):
-        progress.on_event(started(f"stage-{number}"))
-        progress.on_event(finished(f"stage-{number}", duration=0.1))
-    for number in range(1000):
-        progress.on_event(StageWaiting(f"loop[{number}]", "loop"))
-    for number in range(4):
-        progress.on_event(started(f"loop[{number}]"))
-    lines = shown(progress, 80, 12).splitlines()
-    assert lines[0] == "large 1m 15s  4 running, 996 queued, 250 waiting, 250 succeeded"
-    assert lines[-6:] == [
-        "● loop      1m 05s  ──────────── 0/1,000  4 running",
-        "  ● loop[0] 1m 05s",
-        "  ● loop[1] 1m 05s",
-        "  ● loop[2] 1m 05s",
-        "  ● loop[3] 1m 05s",
-        "⋯ 495 more: 245 waiting, 250 succeeded",
-    ]
-    # These stages come next.
-    assert [line.split()[1] for line in lines[1:-6]] == [f"stage-{number}" for number in range(250, 255)]
 
 
 def test_output_that_would_break_the_picture() -> None:

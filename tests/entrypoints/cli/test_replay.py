@@ -365,20 +365,3 @@ def test_a_shell_has_everything_set_up(call: Program):
     terminal.wait_for("ran ['a']", "code 7", "id=replay_kinds")
     terminal.send(b"exit 5\n")
     assert terminal.end() == 5
-
-
-def test_a_command_that_cannot_start_says_why(tmp_path: Path):
-    compiled = str(tmp_path / "lacks.yaml")
-
-    @dsl.container_component
-    def lacks():
-        return dsl.ContainerSpec(image="i", command=["no-such-program"])
-
-    @dsl.pipeline(name="lacks")
-    def pipeline():
-        lacks()
-
-    compiler.Compiler().compile(pipeline, compiled)
-    done = run(compiled, output_dir=tmp_path / "runs", watch=Watch())
-    result = replay(done.folder, say=[].append)
-    assert (result.exit_code, result.original.reason) == (127, result.stage.reason)

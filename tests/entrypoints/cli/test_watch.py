@@ -49,13 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         first = shell(script="printf '\\033[31mred\\n'; exit 3")
         shell(script="echo never").after(first)
 
-    @dsl.pipeline(name="fails-beside")
-    def fails_beside():
-        asleep = python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
-        shell(script="sleep 0.3; exit 3")
-        shell(script="echo never").after(asleep)
-
-    for pipeline in (waits, sleeps, fails, fails_beside):
+    for pipeline in (waits, sleeps, fails):
         compiler.Compiler().compile(pipeline, str(made / f"{pipeline.name}.yaml"))
     return made
 
@@ -158,17 +152,6 @@ def test_verbose_lines_in_a_terminal(start: Callable[..., Terminal]) -> None:
 
 def call(folder: Path, *words: str, **options: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([PROGRAM, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, **options)
-
-
-def test_the_first_failure_ends_a_run(folder: Path) -> None:
-    done = call(folder, "run", "fails-beside.yaml", "--fail-fast")
-    assert done.returncode == 1
-    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:] if line}
-    assert rows["python"].split()[1] == "canceled"
-    assert "not run" in rows["shell-2"]
-    assert "shell failed: the running stages have 10 s to end" in done.stderr
-    # Without it, the others end by themselves.
-    assert "was ended" not in call(folder, "run", "fails.yaml").stderr
 
 
 def test_a_time_limit_ends_a_run(folder: Path) -> None:

@@ -314,11 +314,6 @@ def mixed(tracker_base: str, workspace: str = ""):
     first = task_from_app(app("first"), tracker_base=tracker_base, workspace=workspace, results={"url": str})
     inner(tracker_base=tracker_base, code=first.outputs["url"])
 
-
-@dsl.pipeline(name="constant")
-def constant(tracker_base: str, workspace: str = ""):
-    Stages(tracker_base=tracker_base, workspace=workspace).task(app("given"))
-    task_from_app(app("fixed"), tracker_base=tracker_base, workspace="%(url)s")
 """
 
 
@@ -348,10 +343,6 @@ def test_the_code_of_a_stage_comes_back(project: Path, call: Call) -> None:
     for stage, facts in {"other": ["other", "image"], "fixd": ["'fixd'", "Did you mean 'fixed'?"]}.items():
         done = call("get", "--code", f"latest/{stage}", "none")
         assert (done.returncode, all(fact in done.stderr for fact in facts)) == (2, True), done.stderr
-    # Without the parameter, the only code there is counts.
-    assert call("run", "mixed.py:constant", "--tracker-base", str(base)).returncode == 0
-    assert call("get", "--code", "latest", "fixed").returncode == 0
-    assert (project / "fixed/helper.py").read_text() == "VALUE = 5\n"
 
 
 def test_code_that_cannot_come_back(project: Path, call: Call) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import gzip
-import json
 import random
 import sys
 from collections import Counter
@@ -16,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.execution.host.answers_of_kfp import RUNS, last, pods, polls, with_workflow, workflow_in
+from tests.execution.host.answers_of_kfp import RUNS, last, pods
 from tests.execution.host.event_logs import (
     FOLDER,
     answers,
@@ -28,7 +25,6 @@ from tests.execution.host.event_logs import (
     trees,
 )
 from tests.fake_kfp import KfpHost
-from torchx_kfp import local
 from torchx_kfp.host import attach
 from torchx_kfp.local import (
     Event,
@@ -148,28 +144,6 @@ def test_pods_are_those_that_ml_metadata_has(name: str) -> None:
     assert started == {stage: pod for stage, pod in pods(name).items() if pod}
 
 
-@pytest.mark.parametrize("name", ["succeeded", "failed", "cached"])
-def test_a_recorded_run_has_the_stages_of_a_local_run_of_its_pipeline(name: str, tmp_path: Path) -> None:
-    with replaying(name) as replayed:
-        replayed.see(*answers(name)[-1])
-        there = replayed.run.read().run.result()
-    run = polls(name)[0]
-    file, spec = tmp_path / "pipeline.yaml", run["pipeline_spec"]
-    file.write_text(f"{json.dumps(spec['pipeline_spec'])}\n---\n{json.dumps(spec['platform_spec'])}\n")
-    arguments = {**run["runtime_config"]["parameters"], "tracker_base": str(tmp_path / "results")}
-    options: dict[str, Any] = {"output_dir": tmp_path / "runs", "watch": local.Watch(), "directory": str(tmp_path)}
-    for _ in range(1 + (name == "cached")):
-        here = local.run(file, arguments, cache=name == "cached", **options)
-    assert [stage.name for stage in there.stages] == [stage.name for stage in here.stages]
-    assert here.state is there.state
-    for one, other in zip(there.stages, here.stages, strict=True):
-        # The recorded run that failed took some stages from the cache.
-        assert one.task == other.task
-        assert one.state is other.state or {one.state, other.state} == {State.CACHED, State.SUCCEEDED}
-        if one.state is not State.FAILED:
-            assert one.reason == other.reason
-
-
 @pytest.mark.parametrize(
     "run",
     [
@@ -186,17 +160,6 @@ def test_answers_that_say_next_to_nothing(run: dict[str, Any]) -> None:
             given = {**run, **more, "run_id": whole["run_id"]}
             assert isinstance(replayed.see(given, {})[0], RunStarted)
             assert replayed.see(given, {}) == ()
-
-
-def test_compressed_nodes_are_read_as_plain_ones() -> None:
-    """Those of ``size-image`` were recorded so."""
-    run, manifest = answers("failed")[-1]
-    workflow = workflow_in(manifest)
-    nodes = json.dumps(workflow["status"].pop("nodes")).encode()
-    workflow["status"]["compressedNodes"] = base64.b64encode(gzip.compress(nodes)).decode()
-    with replaying("failed") as replayed:
-        replayed.see(run, with_workflow(workflow, run["run_id"]))
-        assert ends_of(replayed.run.read().run.result()) == seen("failed").end
 
 
 def test_a_run_tells_its_name() -> None:

@@ -13,7 +13,7 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.cases.apps import python
-from tests.execution.host.calling import ended, get, request, wait_until
+from tests.execution.host.calling import ended, get, wait_until
 from tests.execution.host.commands import rows
 from tests.facts import says
 from tests.fake_kfp import KfpHost
@@ -109,31 +109,6 @@ def results_of(retried: Retried, run_id: str, *, code: int = 0) -> Any:
     assert done.returncode == code, done.stderr
     events = map(json.loads, done.stdout.splitlines())
     return [event["results"] for event in events if event["event"] == "stage_finished" and event["name"] == "train"][-1]
-
-
-def test_only_failed_stages_run_again_in_pods_of_the_same_names(retried: Retried) -> None:
-    run_id = retried.fail(chain(retried.folder, {"w": 2.5}))
-    refused = request(retried.host, "POST", f"{RUNS}/{run_id}:terminate")
-    assert refused[0] == 400
-    before = retried.host.runs[run_id].nodes()
-    retried.retry(run_id)
-    run = ended(retried.host, run_id)
-    assert [each["state"] for each in run["state_history"]] == ["PENDING", "RUNNING", "FAILED", "RUNNING", "SUCCEEDED"]
-    after = retried.host.runs[run_id].nodes()
-    pods = {node.name: node for node in after.values() if node.stage}
-    assert {node.stage for node in pods.values()} == {"first", "train", "read"}
-    for name, node in pods.items():
-        if node.stage != "read":
-            assert (node.started == before[name].started) is (node.stage == "first"), node
-    # Drivers are not run again, and the DAG around a pod is the one that has failed.
-    kept = [name for name in before if name.endswith((".train-driver(0)", ".train(0)"))]
-    assert len(kept) == 2
-    assert all(after[name].started == before[name].started for name in kept)
-    keys = FsspecResultTracker(retried.base).keys(run_id)
-    uids = {key.rpartition("_")[2] for key in keys}
-    assert len(keys) == len(uids) == 2, "a pod has another UID"
-    assert len({key.rpartition("_")[0] for key in keys}) == 1
-    assert request(retried.host, "POST", f"{RUNS}/{run_id}:retry")[0] == 500
 
 
 def test_a_retry_is_watched(retried: Retried) -> None:

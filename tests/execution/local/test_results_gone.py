@@ -76,18 +76,6 @@ def test_a_stage_whose_results_are_gone_runs_again(tmp_path: Path, collect: Coll
     assert FsspecResultTracker(base)[str(record.run_id)] == {"value": 1}
 
 
-def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(tmp_path: Path, collect: Collect) -> None:
-    base = str(tmp_path / "base")
-    fails = f"import os, sys; {READ}; sys.exit(not os.path.exists('mended'))"
-    failed = attempt(pipeline_with(last=fails), base)
-    assert states(failed) == {"record-0": "succeeded", "read": "failed"}
-    collect(base)
-    (tmp_path / "mended").touch()
-    resumed = run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
-    resumed.raise_for_failure()
-    assert {stage.name: stage.cached_from for stage in resumed.stages} == {"record-0": "", "read": ""}
-
-
 def test_a_relative_base_is_that_of_the_run_wherever_it_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,17 +56,6 @@ def test_each_kind_of_task(runs: Runs) -> None:
     assert {stage.cached_from for stage in whole.stages} == {"", failed.run_id, again.run_id}
 
 
-def test_conditions_are_evaluated_again_on_what_is_kept(runs: Runs) -> None:
-    runs.fail("i")
-    failed = runs.run(everything())
-    runs.mend()
-    resumed = runs.run(everything(), {"text": "other"}, resume=failed, from_stages=["stage", "inner"])
-    assert made(resumed) == made(runs.run(everything(), {"text": "other"}))
-    assert resumed["stage-4"].outputs == {"out": "f(no)"}
-    plan = plan_run(everything(), {"folder": str(runs.folder)}, resume=failed, from_stages=["inner"])
-    assert "Run without the cache: inner" in str(plan)
-
-
 def test_groups_that_would_be_others_run(runs: Runs) -> None:
     """A condition on an argument is evaluated again; loops with new stages, and stages in new loops, run."""
 

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kfp import compiler, dsl
@@ -204,31 +203,6 @@ def test_labels_of_the_timeline_do_not_overlap_on_a_phone(seconds: float, tmp_pa
     browser = phone(write(tmp_path))
     assert browser.execute_script(OVERLAPPING) == 0
     assert len([it for it in browser.find_elements(By.CSS_SELECTOR, ".axis .track span") if it.is_displayed()]) > 1
-
-
-def test_the_page_is_light_dark_and_printable(failed: Path, visit: Visit) -> None:
-    browser = visit(write(failed))
-
-    def page_colour() -> str:
-        return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
-
-    def media(name: str, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": name, "features": features})
-
-    try:
-        media("screen", "light")
-        light = page_colour()
-        media("screen", "dark")
-        dark = page_colour()
-        assert light != dark
-        media("print", "dark")
-        assert page_colour() == "rgb(255, 255, 255)"
-        assert not browser.find_element(By.ID, "filter").is_displayed()
-        printed: Any = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
-        assert printed["data"].startswith("JVBERi0")  # %PDF-
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
 
 
 def height(browser: Chrome) -> int:

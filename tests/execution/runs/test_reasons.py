@@ -11,7 +11,6 @@ from torchx_kfp.execution.runs.reasons import TaskOutcome, after_upstream, is_ig
 from torchx_kfp.execution.runs.vocabulary import State
 
 BEGINS, WAITS = (State.QUEUED, ""), (State.WAITING, "")
-ENDED = (State.NOT_RUN, "was not run: the run was ended")
 STOPPED = "was not run: other failed, which ends the run"
 #: For each state of one upstream task: what becomes of a task after it, and of one that runs after failures.
 TABLE = {
@@ -51,24 +50,12 @@ def test_a_task_without_upstream_tasks_begins_unless_the_run_is_ending() -> None
     assert decide(stopped=STOPPED) == (State.NOT_RUN, STOPPED)
 
 
-def test_a_task_waits_for_all_of_its_upstream_tasks() -> None:
-    for state in TABLE:
-        upstream = [TaskOutcome("a", state), TaskOutcome("c", None)]
-        assert {decide(*order) for order in itertools.permutations(upstream)} == {WAITS}
-
-
 def test_the_worst_upstream_task_is_named_and_the_first_of_several() -> None:
     order = [State.FAILED, State.CANCELED, State.NOT_RUN, State.SKIPPED, State.SUCCEEDED]
     for worse, better in itertools.combinations(order, 2):
         both = decide(TaskOutcome("c", better), TaskOutcome("a", worse))
         assert both == TABLE[worse][0]
     assert decide(TaskOutcome("a", State.FAILED), TaskOutcome("c", State.FAILED)) == TABLE[State.FAILED][0]
-
-
-@pytest.mark.parametrize("state", [State.FAILED, State.CANCELED, State.NOT_RUN, State.SKIPPED])
-def test_a_task_after_one_that_was_canceled_with_the_run_does_not_run(state: State) -> None:
-    assert decide(TaskOutcome("a", state, is_canceled=True)) == ENDED
-    assert decide(TaskOutcome("a", state, is_canceled=True), runs_always=True) == BEGINS
 
 
 def test_kfp_runs_one_exit_task_for_each_task() -> None:
