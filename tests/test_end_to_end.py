@@ -1,10 +1,7 @@
 """Stages made from AppDefs under the local runner, in more than one run; the rest is in ``tests/cases``."""
 
-import os
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.authoring.apps import compile_pipeline
 from tests.cases.apps import echo, record
@@ -36,20 +33,3 @@ def test_a_retry_of_kfps_has_a_run_id_of_its_own_and_publishes_what_it_recorded_
     assert len(FsspecResultTracker(tmp_path / "results").keys(str(train.run_id).rpartition("/")[0])) == 2
     assert read.results is not None
     assert read.results["read"] == '{"train": "[0.5]"}'
-
-
-@pytest.mark.s3
-def test_variables_of_the_application_say_how_the_storage_is_reached(
-    tmp_path: Path, s3_server: Any, s3_base: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    credentials = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
-    for name in credentials:
-        monkeypatch.delenv(name)
-
-    def pipeline(tracker_base: str) -> None:
-        made = record("train", '{"accuracy": 0.5}')
-        made.roles[0].env = dict(credentials)
-        task_from_app(made, tracker_base=tracker_base, results={"accuracy": float})
-
-    (stage,) = run_pipeline(pipeline, tmp_path, tracker_base=s3_base).stages
-    assert stage.outputs.get("accuracy") == 0.5, stage.last_lines()

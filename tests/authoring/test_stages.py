@@ -39,26 +39,6 @@ def test_a_stage_has_what_it_shares_and_what_is_its_own() -> None:
     assert compile_pipeline(shared) == compile_pipeline(written_out)
 
 
-def test_components_share_what_their_pipelines_complete() -> None:
-    stages = Stages(**SHARED)
-    component = stages.component(make_app(), reads=["prepare"], results={"loss": float}, name="fit", labels=False)
-    same = component_from_app(
-        make_app(), reads=["prepare"], results={"loss": float}, name="fit", **{**SHARED, "labels": False}
-    )
-    assert component.pipeline_spec == same.pipeline_spec
-    assert component.platform_spec == same.platform_spec
-
-    def pipeline(tracker_base: str) -> None:
-        tracked = stages.with_options(tracker_base=tracker_base)
-        component(tracker_base=tracker_base, prepare=tracked.task(make_app("prepare")).outputs["run_id"])
-
-    def written_out(tracker_base: str) -> None:
-        prepared = task_from_app(make_app("prepare"), tracker_base=tracker_base, **SHARED)
-        component(tracker_base=tracker_base, prepare=prepared.outputs["run_id"])
-
-    assert compile_pipeline(pipeline) == compile_pipeline(written_out)
-
-
 def test_a_functions_parameter_is_not_a_shared_option() -> None:
     def app(cache: str = "/cache") -> AppDef:
         return make_app(args=["--cache", cache])

@@ -207,14 +207,6 @@ def test_a_frame_has_a_row_for_each_run(tracker: FsspecResultTracker) -> None:
 # Keys
 
 
-def test_an_int_key_works_like_its_string(tracker: FsspecResultTracker) -> None:
-    tracker[1] = {"x": 1}
-    assert tracker["1"] == {"x": 1}
-    tracker["-2"] = {"x": 2}
-    assert tracker[-2] == {"x": 2}
-    assert tracker.keys() == ["-2", "1"]
-
-
 def test_a_member_of_an_enum_works_like_its_value(tracker: FsspecResultTracker) -> None:
     class Name(str, enum.Enum):
         A = "run/a"

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.modules import needs
-from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.records import read_record
 
 pytestmark = [
     needs("ax", "needs Ax, which `make test-ax` installs"),
@@ -110,49 +104,3 @@ def test_a_space_with_fewer_points_than_trials() -> None:
     everything = {(act, layers) for act in ("relu", "gelu") for layers in (1, 2)}
     assert [len(found) for found in rounds] == [3, 1, 1, 1]
     assert {*rounds[0], *rounds[1]} == everything
-
-
-#: The first trial, in the center of the space, fails.
-PIPELINE = """
-from kfp import dsl
-from torchx.specs import AppDef, Role
-from torchx_kfp import hpo
-
-CODE = '''
-import sys
-from torchx_kfp.tracking import current_run
-x = float(sys.argv[1])
-sys.exit(3) if x == 5 else current_run().put(loss=(x - 7.3) ** 2)
-'''
-
-def train(p):
-    return AppDef("train", [Role("train", image="i", entrypoint="python", args=["-c", CODE, f"{p.x}"])])
-
-@dsl.pipeline(name="search")
-def search(tracker_base: str):
-    space = {"x": hpo.float(0, 10)}
-    options = {"rounds": 2, "trials": 2, "optimizer": "ax", "seed": 1, "image": "repo/ask:1"}
-    hpo.search(train, space, minimize="loss", tracker_base=tracker_base, **options)
-"""
-
-
-@pytest.mark.slow
-def test_ax_chooses_the_trials_of_a_pipeline(tmp_path: Path) -> None:
-    """The stages that ask import Ax, which is what takes long."""
-    (tmp_path / "search.py").write_text(PIPELINE)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "torchx_kfp", "run", "search.py", "--tracker-base", "results", "--output-dir", "runs"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    tracker = FsspecResultTracker(tmp_path / "results")
-    [(best, results)] = [(key, results) for key, results in tracker.items() if "/search-best/" in key]
-    found = read_record(tracker.store, best, "search").search
-    assert found is not None
-    assert [trial.failed for trial in found.trials] == [True, False, False, False]
-    assert results["loss"] == min(trial.results["loss"] for trial in found.trials[1:])
