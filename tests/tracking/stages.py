@@ -7,9 +7,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.tracking import Run, current_run
+
+if TYPE_CHECKING:
+    from torchx.tracker.api import TrackerBase
 
 Parents = Mapping[str, protocol.RunIds]
 
@@ -47,3 +51,11 @@ def started(code: str, *words: object, variables: Mapping[str, str] | None = Non
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n", process.communicate()[1]
     return process
+
+
+def backend(config: object) -> TrackerBase:
+    """Return the tracker as TorchX makes it for an application, by the name of its entry point."""
+    from torchx.tracker.api import build_trackers
+
+    [made] = build_trackers({"torchx_kfp": str(config)})
+    return made

@@ -11,7 +11,7 @@ import pytest
 
 from tests.facts import says
 from tests.tracking.stages import application, environ, stage
-from tests.tracking.trackers import backend as torchx_tracker
+from tests.tracking.stages import backend as torchx_tracker
 from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker
 

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.facts import says
+from tests.tracking.stages import backend as torchx_tracker
 from tests.tracking.stages import environ, stage
-from tests.tracking.trackers import backend as torchx_tracker
 from torchx_kfp.errors import KeyRefusedError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Source
 

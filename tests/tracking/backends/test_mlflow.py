@@ -20,8 +20,7 @@ from tests.events import finished_stages
 from tests.facts import says
 from tests.modules import needs
 from tests.pipelines import regenerate
-from tests.tracking.stages import environ
-from tests.tracking.trackers import run_application
+from tests.tracking.stages import application, environ
 from torchx_kfp.tracking import FsspecResultTracker, Point
 
 if TYPE_CHECKING:
@@ -421,7 +420,7 @@ with mlflow.start_run(run_name="mine"):
     mlflow.log_metric("own", 1)
 print([type(backend).__name__ for backend in app_run.backends], [s.parent.job_id() for s in app_run.sources()])
 """
-    done = run_application(code, stage(tmp_path / "base", mlflow_server), tmp_path)
+    done = application(code, stage(tmp_path / "base", mlflow_server), cwd=tmp_path, check=True)
     assert "['StageTracker', 'MlflowTracker'] ['run/prepare/1']\n" in done.stdout
     found = {run.info.run_name: run for run in runs(client, experiment)}
     assert set(found) == {"mine", "train/pod-1"}
@@ -442,7 +441,7 @@ print([type(backend).__name__ for backend in app_run.backends], [s.parent.job_id
 
 def test_a_server_that_is_not_there(tmp_path: Path, experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    done = run_application(PUT, stage(tmp_path / "base", "http://127.0.0.1:1"), tmp_path)
+    done = application(PUT, stage(tmp_path / "base", "http://127.0.0.1:1"), cwd=tmp_path, check=True)
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("The tracker 'mlflow' failed")]
     assert "results under the tracker base are complete" in warning
     assert FsspecResultTracker(tmp_path / "base")[RUN] == {"a": 1.5, "text": "x"}

@@ -9,8 +9,7 @@ from torchx.tracker.api import build_trackers
 
 from tests.facts import says
 from tests.modules import needs
-from tests.tracking.stages import environ
-from tests.tracking.trackers import run_application
+from tests.tracking.stages import application, environ
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -39,15 +38,18 @@ def stage(tmp_path: Path) -> dict[str, str]:
 
 def test_the_first_process_loads_mlflow_at_once(tmp_path: Path) -> None:
     code = START + "import sys; print('torchx' in sys.modules, 'mlflow' in sys.modules)"
-    assert run_application(code, environ(tmp_path / "base", RUN), tmp_path).stdout == "False False\n"
-    assert run_application(code, stage(tmp_path) | {"TORCHX_REPLICA_ID": "1"}, tmp_path).stdout == "False False\n"
-    assert run_application(code, stage(tmp_path), tmp_path).stdout == "True True\n"
+    assert application(code, environ(tmp_path / "base", RUN), cwd=tmp_path, check=True).stdout == "False False\n"
+    assert (
+        application(code, stage(tmp_path) | {"TORCHX_REPLICA_ID": "1"}, cwd=tmp_path, check=True).stdout
+        == "False False\n"
+    )
+    assert application(code, stage(tmp_path), cwd=tmp_path, check=True).stdout == "True True\n"
 
 
 @pytest.mark.parametrize("module", ["mlflow", "torchx"])
 def test_a_module_that_is_missing_is_an_error_at_once(module: str, tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None\n{START}"
-    done = run_application(code, stage(tmp_path), tmp_path, check=False)
+    done = application(code, stage(tmp_path), cwd=tmp_path)
     assert done.returncode == 1
     *_, message = done.stderr.splitlines()
     assert message.startswith('torchx_kfp.errors.TrackerError: The tracker "mlflow" needs MLflow and TorchX')
@@ -74,7 +76,7 @@ up = time.monotonic() + 600
 
 def test_a_failure_is_a_warning_once_for_each_kind_of_error(tmp_path: Path) -> None:
     code = START + DOWN + "for error in 'aaba':\n    run.put(error=error)\n    time.sleep(0.1)\nrun.put(last=1)"
-    warnings = run_application(code, stage(tmp_path), tmp_path).stderr.splitlines()
+    warnings = application(code, stage(tmp_path), cwd=tmp_path, check=True).stderr.splitlines()
     assert len(warnings) == 2, warnings
     assert warnings[0] == (
         "The tracker 'mlflow' failed, and lacks records of the run 'run/train/1'; the results under the tracker base "
@@ -95,4 +97,4 @@ time.sleep(10 * took)
 run.put({{"late": 1, "self": 2, "run_id": 3}})
 print(calls)
 """
-    assert run_application(code, stage(tmp_path), tmp_path).stdout == "['late', 'self', 'run_id']\n"
+    assert application(code, stage(tmp_path), cwd=tmp_path, check=True).stdout == "['late', 'self', 'run_id']\n"

@@ -16,8 +16,7 @@ from torchx.tracker.backend.fsspec import FsspecTracker
 
 from tests.facts import says
 from tests.tracking.stages import application, environ, stage
-from tests.tracking.trackers import backend as backend_of
-from tests.tracking.trackers import calls, install, run_application
+from tests.tracking.stages import backend as backend_of
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker
 
@@ -173,7 +172,8 @@ def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.versions
 def test_other_trackers_get_what_app_run_records(tmp_path: Path) -> None:
-    install(tmp_path / "packages", "recorder")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "config").write_text(f"protocol=file\nroot_path={tmp_path}/other\n")
     code = """
 from torchx.tracker import AppRun
 from torchx_kfp.tracking import current_run
@@ -181,8 +181,8 @@ AppRun.run_from_env().add_metadata(epochs=3)
 current_run().put(accuracy=0.5)
 print([type(backend).__name__ for backend in AppRun.run_from_env().backends])
 """
-    given = dict.fromkeys(("recorder", "recorder:create"), str(tmp_path / "calls"))
-    done = run_application(code, environ(tmp_path / "base", "run/train/1", trackers=given), tmp_path / "packages")
-    assert done.stdout == "['StageTracker', 'Recorder', 'Recorder']\n"
-    recorded = [call[2] for call in calls(tmp_path / "calls") if call[0] == "metadata"]
-    assert recorded == [{"epochs": 3}] * 2
+    trackers = {"torchx.tracker.backend.fsspec:create": str(tmp_path / "config")}
+    done = application(code, environ(tmp_path / "base", "run/train/1", trackers=trackers), check=True)
+    assert done.stdout == "['StageTracker', 'FsspecTracker']\n"
+    other = FsspecTracker(fsspec.filesystem("file"), f"{tmp_path}/other")
+    assert other.metadata("run/train/1") == {"epochs": 3}
