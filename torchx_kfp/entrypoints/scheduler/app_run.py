@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchx import specs
 
-from torchx_kfp.common.text import did_you_mean, listed
+from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
 from torchx_kfp.execution.runs.history import FileTail
@@ -103,8 +103,7 @@ def find_replica(roles: Mapping[str, StageRoles], role: str, number: int) -> str
     replicas = dict.fromkeys(name for stage in roles.values() for name in stage.replicas)  # stages may share a role
     replica = f"{role}/{number}"
     if replica not in replicas:
-        there = f"Its replicas: {listed(replicas)}."
-        raise ArgumentError(f"The app has no replica {replica!r}.{did_you_mean(replica, replicas)} {there}")
+        raise ArgumentError(describe_unknown("The app", "replica", replica, replicas))
     return replica
 
 
