@@ -49,10 +49,11 @@ def make_app(name: str = "train", *, role: str = "trainer", **fields: Any) -> Ap
 
 
 def compile_pipeline(function: Callable[..., Any], name: str = "pipeline") -> str:
-    """Return the YAML of the compiled pipeline."""
+    """Return the YAML of the pipeline, or of one that consists of this function."""
+    pipeline = function if hasattr(function, "pipeline_spec") else dsl.pipeline(name=name)(function)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
-        compiler.Compiler().compile(dsl.pipeline(name=name)(function), str(path))
+        compiler.Compiler().compile(pipeline, str(path))
         return path.read_text(encoding="utf-8")
 
 

@@ -4,7 +4,6 @@
 # its text of channels, which is tested here.
 # ruff: noqa: B006, UP006, UP035
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any, Dict, List
@@ -126,32 +125,6 @@ def test_placeholders_of_kfp_are_inputs() -> None:
         "pipeline_job_name": "{{$.pipeline_job_name}}",
         "pipeline_job_id": "{{$.pipeline_job_uuid}}",
     }
-
-
-def test_components_that_a_backend_would_merge_have_the_same_inputs() -> None:
-    """KFP's backend merges components whose containers have the same text, and uses the inputs of one of them."""
-
-    def pipeline(tracker_base: str, text: str = "a", number: int = 1) -> None:
-        for items in ([1, 2], [0.5], ["a", "b"], [{"a": 1}], [[1]], [True]):
-            with dsl.ParallelFor(items) as item:
-                task_from_app(make_app(args=[item]), tracker_base=tracker_base)
-        with dsl.ParallelFor([{"a": 1}]) as item:
-            use(item.a)
-            with dsl.If(item.a == 1):
-                use(item.a)
-        for value in (text, number):
-            use("a", image=f"image:{value}")
-
-    spec, _ = load(compile_pipeline(pipeline))
-    executors = spec["deploymentSpec"]["executors"]
-    inputs: dict[str, set[str]] = {}
-    for component in spec["components"].values():
-        if "executorLabel" in component:
-            container = executors[component["executorLabel"]]["container"]
-            text = json.dumps({key: container[key] for key in ("image", "command")})
-            inputs.setdefault(text, set()).add(json.dumps(component["inputDefinitions"], sort_keys=True))
-    assert len(inputs) == 10
-    assert all(len(definitions) == 1 for definitions in inputs.values())
 
 
 def test_text_that_only_resembles_a_channel_is_legal() -> None:

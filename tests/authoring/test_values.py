@@ -87,6 +87,16 @@ class Other(dsl.Artifact):
     schema_title = "system.Other"
 
 
+def of_item(items: list[Any]) -> Callable[[Any], Any]:
+    """Return what makes a task of a loop over these items."""
+
+    def make(base: Any) -> None:
+        with dsl.ParallelFor(items) as item:
+            task_from_app(make_app("same", args=[item]), tracker_base=base)
+
+    return make
+
+
 SIGNATURES: dict[str, Callable[[Any], Any]] = {
     "plain": lambda base: task_from_app(make_app("same"), tracker_base=base),
     "results": lambda base: task_from_app(make_app("same"), tracker_base=base, results={"x": float}),
@@ -100,6 +110,7 @@ SIGNATURES: dict[str, Callable[[Any], Any]] = {
         fn.__name__: lambda base, fn=fn: component_from_function(fn, tracked=True)(tracker_base=base)
         for fn in (app_of, app_with_another_default, app_with_less)
     },
+    **{str(items): of_item(items) for items in ([1, 2], [0.5], ["a", "b"], [{"a": 1}], [[1]], [True])},
 }
 
 

@@ -152,17 +152,3 @@ def used_twice_and_in_loops(x: str) -> Said:
     with dsl.ParallelFor(["p", "q"]) as item:
         each = ask(text=item)
     return Said(two.output, dsl.Collected(each.output))
-
-
-def pods_differ(result):
-    pods = {stage.name: stage.pod_name for stage in result.stages}
-    assert set(pods) == {"echo[0]", "echo[1]", "echo[2]", "echo-2"}
-    assert len(set(pods.values())) == 4
-    assert pods["echo[1]"].startswith("echo-1_1")
-
-
-@case(check=pods_differ)
-def stages_with_names_that_are_alike():
-    with dsl.ParallelFor(["a", "b", "c"]) as item:
-        echo(text=item)
-    echo(text="second")

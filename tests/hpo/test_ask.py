@@ -13,8 +13,8 @@ from typing import Any
 
 import fsspec
 import pytest
-from kfp import compiler
 
+from tests.authoring.apps import compile_pipeline
 from tests.documents import documents
 from tests.facts import says
 from tests.hpo.apps import program_of, python, searching
@@ -34,8 +34,7 @@ class Pipeline:
         self._folder = folder
         usual = {"parameters": PARAMETERS, "seed": 7}
         pipeline = searching(lambda p: python("", *(f"{p[name]}" for name in p)), **{**usual, **changes})
-        compiler.Compiler().compile(pipeline, str(folder / "pipeline.yaml"))
-        self.spec = documents((folder / "pipeline.yaml").read_text())[0]
+        self.spec = documents(compile_pipeline(pipeline))[0]
 
     def ask(self, name: str, before: str = "", *trials: str) -> Run:
         run = Run(f"run/{name}/1", self.tracker)

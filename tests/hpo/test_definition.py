@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import compiler
 
+from tests.authoring.apps import compile_pipeline
 from tests.documents import documents
 from tests.facts import says
 from tests.hpo.apps import program_of, python, searching
@@ -20,12 +19,11 @@ LR = {"lr": hpo.log(1e-4, 1.0)}
 SMALL = {"layers": hpo.int(1, 3), "act": hpo.choice("relu", "gelu")}
 
 
-def compiled(folder: Path, **arguments: Any) -> Any:
+def compiled(**arguments: Any) -> Any:
     """Compile a search, and return its pipeline."""
     parameters = arguments.pop("parameters", LR)
     pipeline = searching(lambda p: python("", *(f"{p[name]}" for name in p)), parameters, **arguments)
-    compiler.Compiler().compile(pipeline, str(folder / "pipeline.yaml"))
-    return documents((folder / "pipeline.yaml").read_text())[0]
+    return documents(compile_pipeline(pipeline))[0]
 
 
 def definition(spec: Any) -> Any:
@@ -38,14 +36,14 @@ def outputs(spec: Any) -> dict[str, str]:
     return {name: output["parameterType"].removeprefix("NUMBER_") for name, output in found.items()}
 
 
-def test_a_search_is_defined_by_its_arguments(tmp_path: Path) -> None:
+def test_a_search_is_defined_by_its_arguments() -> None:
     parameters = {
         "lr": hpo.float(0, 1),
         "n": hpo.int(1, 8, log=True),
         "k": hpo.choice(1, 0.5),
         "on": hpo.choice(True, False),
     }
-    spec = compiled(tmp_path, parameters=parameters, maximize=["test/accuracy"], seed=3)
+    spec = compiled(parameters=parameters, maximize=["test/accuracy"], seed=3)
     assert definition(spec)["definition"] == {
         "parameters": {
             "lr": {"type": "float", "bounds": [0.0, 1.0], "log": False},
@@ -63,9 +61,9 @@ def test_a_search_is_defined_by_its_arguments(tmp_path: Path) -> None:
     own = {"lr": "DOUBLE", "n": "INTEGER", "k": "DOUBLE", "on": "BOOLEAN"}
     both = {"loss": "DOUBLE", "test_accuracy": "DOUBLE", "front": "LIST"}
     assert outputs(spec) == {**own, **both, "trial": "STRING", "run_id": "STRING"}
-    assert "front" not in outputs(compiled(tmp_path))
+    assert "front" not in outputs(compiled())
     for optimizer in ("ax", "package.module:function"):
-        spec = compiled(tmp_path, optimizer=optimizer, image="i")
+        spec = compiled(optimizer=optimizer, image="i")
         assert definition(spec)["definition"]["optimizer"] == optimizer
 
 
@@ -73,10 +71,8 @@ def test_a_search_is_defined_by_its_arguments(tmp_path: Path) -> None:
     ("rounds", "trials", "planned"),
     [(None, None, (1, 6)), (None, 4, (2, 4)), (2, None, (2, 3)), (4, None, (3, 2)), (9, 9, (1, 9)), (3, 2, (3, 2))],
 )
-def test_a_grid_takes_the_rounds_that_it_needs(
-    rounds: Any, trials: Any, planned: tuple[int, int], tmp_path: Path
-) -> None:
-    spec = compiled(tmp_path, parameters=SMALL, rounds=rounds, trials=trials, optimizer="grid")
+def test_a_grid_takes_the_rounds_that_it_needs(rounds: Any, trials: Any, planned: tuple[int, int]) -> None:
+    spec = compiled(parameters=SMALL, rounds=rounds, trials=trials, optimizer="grid")
     found = definition(spec)["definition"]
     assert (found["rounds"], found["trials"]) == planned
     tasks = spec["root"]["dag"]["tasks"]

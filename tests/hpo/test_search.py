@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kfp import compiler
 from torchx.specs import AppDef, Role, VolumeMount
 
+from tests.authoring.apps import compile_pipeline
 from tests.documents import documents
 from tests.facts import says
 from tests.hpo.apps import TRIAL, python, searching, train, with_search
@@ -23,12 +23,6 @@ from torchx_kfp.tracking import FsspecResultTracker
 def lr_and_layers(lr: float, layers: int) -> AppDef:
     """A component, which is not a trial."""
     return python(TRIAL, f"{lr}", f"{layers}")
-
-
-def compiled(pipeline: Any, folder: Path) -> str:
-    path = folder / "pipeline.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    return path.read_text()
 
 
 def execute(pipeline: Any, folder: Path, **options: Any) -> RunResult:
@@ -88,23 +82,23 @@ json.dump({"score": 1, "got": sys.argv[1:]}, open(path, "w"))
     assert done.stages[-1].outputs["on"] is True
 
 
-def test_without_may_fail_a_trial_is_a_stage_like_any_other(tmp_path: Path) -> None:
-    usual, strict = (compiled(searching(**options), tmp_path) for options in ({}, {"may_fail": False}))
+def test_without_may_fail_a_trial_is_a_stage_like_any_other() -> None:
+    usual, strict = (compile_pipeline(searching(**options)) for options in ({}, {"may_fail": False}))
     assert ("may_fail" in usual, "may_fail" in strict) == (True, False)
 
 
-def test_what_a_search_compiles_to(tmp_path: Path) -> None:
-    text = compiled(searching(rounds=3, parallelism=2, reads={"data": "run/prepare/1"}), tmp_path)
+def test_what_a_search_compiles_to() -> None:
+    text = compile_pipeline(searching(rounds=3, parallelism=2, reads={"data": "run/prepare/1"}))
     root = documents(text)[0]["root"]["dag"]["tasks"]
     assert root["for-loop-1"]["iteratorPolicy"] == {"parallelismLimit": 2}
     assert {task["cachingOptions"].get("enableCache", False) for name, task in root.items() if "search" in name} == {
         False
     }
-    seeded = documents(compiled(searching(seed=1), tmp_path))[0]["root"]["dag"]["tasks"]
+    seeded = documents(compile_pipeline(searching(seed=1)))[0]["root"]["dag"]["tasks"]
     assert all(task["cachingOptions"]["enableCache"] for name, task in seeded.items() if "search" in name)
 
 
-def test_the_stages_that_ask_have_what_the_storage_needs(tmp_path: Path) -> None:
+def test_the_stages_that_ask_have_what_the_storage_needs() -> None:
     """They run with the image, the variables and the volumes of the trials."""
 
     def trial(p: hpo.Parameters) -> AppDef:
@@ -115,7 +109,7 @@ def test_the_stages_that_ask_have_what_the_storage_needs(tmp_path: Path) -> None
     secrets = {"s3": {"key": "AWS_SECRET_ACCESS_KEY"}}
     set_variable = lambda task: task.set_env_variable("FROM", "configure")  # noqa: E731 (as users write it)
     pipeline = searching(trial, rounds=1, secrets=secrets, inline=False, configure=set_variable)
-    spec, platform = documents(compiled(pipeline, tmp_path))
+    spec, platform = documents(compile_pipeline(pipeline))
     executors = spec["deploymentSpec"]["executors"]
     assert [name for name, found in executors.items() if "configure" in str(found)] == ["exec-train"]
     container = executors["exec-search-ask-1"]["container"]
@@ -128,11 +122,11 @@ def test_the_stages_that_ask_have_what_the_storage_needs(tmp_path: Path) -> None
     for setting in settings.values():
         assert setting["pvcMount"][0]["mountPath"] == "/results"
         assert setting["secretAsEnv"][0]["secretName"] == "s3"
-    text = compiled(searching(optimizer="ax", rounds=1, image="ask:1"), tmp_path)
+    text = compile_pipeline(searching(optimizer="ax", rounds=1, image="ask:1"))
     assert documents(text)[0]["deploymentSpec"]["executors"]["exec-search-ask-1"]["container"]["image"] == "ask:1"
 
 
-def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
+def test_the_parameters_are_arguments_of_a_component() -> None:
     def component(lr: str, layers: str) -> AppDef:
         return python(TRIAL, f"{lr}", f"{layers}")
 
@@ -141,7 +135,7 @@ def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
         assert getattr(p, "__wrapped__", getattr(p, "name", "none")) == "none", "whatever asks for attributes may go on"
         return component(**p)
 
-    assert compiled(searching(trial), tmp_path) == compiled(searching(), tmp_path)
+    assert compile_pipeline(searching(trial)) == compile_pipeline(searching())
 
 
 @pytest.mark.parametrize(
@@ -163,13 +157,13 @@ def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
         ({"trial": lambda p: AppDef("a", [Role("a", f"a:{p.lr}", args=[f"{p.layers}"])])}, ["image", "image="]),
     ],
 )
-def test_wrong_arguments(arguments: Any, facts: list[str], tmp_path: Path) -> None:
+def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
     with pytest.raises((SearchError, AppDefError, AttributeError, TypeError), match=says(*facts)):
-        compiled(searching(**arguments), tmp_path)
+        compile_pipeline(searching(**arguments))
 
 
-def test_options_that_do_not_exist(tmp_path: Path) -> None:
+def test_options_that_do_not_exist() -> None:
     with pytest.raises(TypeError, match="'results'"):
-        compiled(searching(results={"loss": float}), tmp_path)
+        compile_pipeline(searching(results={"loss": float}))
     with pytest.raises(TypeError, match="'paralelism'"):
-        compiled(searching(paralelism=1), tmp_path)
+        compile_pipeline(searching(paralelism=1))
