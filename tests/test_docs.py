@@ -82,13 +82,6 @@ def test_parts_of_pipelines_compile(page: Path, tmp_path: Path, call: Program) -
         assert "runtimeParameter: uri" in (tmp_path / "parts.yaml").read_text()
 
 
-@pytest.mark.parametrize("page", with_blocks("json"), ids=name)
-def test_json_is_json(page: Path) -> None:
-    for block in pages.blocks(page):
-        if block.language == "json":
-            json.loads(block.text)
-
-
 #: Pages of the repository beside the documentation.
 OF_REPOSITORY = [
     pages.REPOSITORY / f"{each}.md" for each in ("CHANGELOG", "CONTRIBUTING", "SECURITY", "tests/conformance/README")

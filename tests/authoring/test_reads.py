@@ -46,14 +46,6 @@ def test_a_fan_in_over_a_loop(tmp_path: Path) -> None:
     assert parents(pipeline, tmp_path) == {"trial": ["many"]}
 
 
-def test_a_fan_in_over_a_list_of_tasks(tmp_path: Path) -> None:
-    def pipeline() -> None:
-        tasks = [stage(make_app("trial"), name=f"trial-{number}") for number in range(2)]
-        stage(SHOW, reads={"trials": [*tasks, "old/trial/1"]})
-
-    assert parents(pipeline, tmp_path) == {"trials": ["trials", "trials_2", "old/trial/1"]}
-
-
 def test_run_ids_of_all_kinds(tmp_path: Path) -> None:
     def pipeline(old_run: str, mode: str, ids: list) -> None:
         with dsl.If(mode == "a"):

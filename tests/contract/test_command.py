@@ -169,14 +169,6 @@ def test_the_kubelet_of_the_package_and_that_of_the_tests_agree(word: str) -> No
     assert expand("$é $$", {}) == b"$\xc3\x83\xa9 $", "as it was seen"
 
 
-def test_a_stage_that_publishes_the_records_of_another() -> None:
-    words = OUTPUTS.words("program")
-    command = encode(component_digest(""), words, tracker_base="s3://bucket", run_id="run/train/1")
-    facts = decode(command)
-    assert (facts.is_own, facts.stage, facts.tracker_base, facts.outputs) == (True, "", "s3://bucket", OUTPUTS)
-    assert (facts.application, facts.variables) == ((), {})
-
-
 def test_a_command_that_was_cut_is_a_foreign_one() -> None:
     """A host, or a pipeline of somebody else, may have one."""
     tracked = encode("0123abcd", ["$(A)"], "b", tracker_base="base", values="stage", parents=['"reads"'])

@@ -9,7 +9,6 @@ import importlib
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,9 @@ def load_pipeline(path: Path) -> Any:
 
 def compile_text(path: Path) -> str:
     """Return the YAML of this file's pipeline."""
-    from kfp import compiler
+    from tests.authoring.apps import compile_pipeline
 
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "pipeline.yaml")
-        compiler.Compiler().compile(load_pipeline(path), str(out))
-        return out.read_text(encoding="utf-8")
+    return compile_pipeline(load_pipeline(path))
 
 
 def normalise(text: str) -> str:

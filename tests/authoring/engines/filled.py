@@ -11,7 +11,7 @@ from unittest import mock
 from torchx.specs import AppDef
 
 from tests.authoring.apps import compile_stage
-from tests.authoring.kfp_engines import Container, container_of, containers
+from tests.authoring.kfp_engines import container_of, containers
 from torchx_kfp.authoring.engines import Engine
 from torchx_kfp.contract.carried import cluster_api, cluster_stage, replica_roles
 
@@ -59,31 +59,20 @@ class Launched:
             return made
 
 
-def command_of(app: AppDef, engine: Engine, *, tracked: bool = False, **given: Any) -> Container:
-    """Return the stage's container, which gets its inputs as on a cluster.
-
-    Args:
-        app: a static AppDef.
-        engine: its engine.
-        tracked: whether it is tracked.
-        given: further fields of ``Container``.
-    """
-    compiled = compile_stage(app, tracked=tracked, engine=engine)
-    (component,) = containers(compiled)
-    outputs = {"run_id": os.path.join(tempfile.gettempdir(), "torchx-kfp-tests", "run_id")}
-    return container_of(
-        compiled, component, **{"inputs": {"tracker_base": "/tmp/results"}, "outputs": outputs, **given}
-    )
-
-
 def launched(app: AppDef, engine: Engine, *, tracked: bool = False) -> Launched:
     """Return what reaches the launcher of this stage through Argo, the kubelet, KFP and the stage's script."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "python3").write_text(_PRINTS)
         Path(folder, "python3").chmod(0o755)
-        path = {"PATH": f"{folder}:{os.environ['PATH']}"}
-        outputs = {"run_id": f"{folder}/out/run_id"}
-        done = command_of(app, engine, tracked=tracked, environ=path, outputs=outputs).run()
+        compiled = compile_stage(app, tracked=tracked, engine=engine)
+        (component,) = containers(compiled)
+        done = container_of(
+            compiled,
+            component,
+            inputs={"tracker_base": "/tmp/results"},
+            outputs={"run_id": f"{folder}/out/run_id"},
+            environ={"PATH": f"{folder}:{os.environ['PATH']}"},
+        ).run()
     assert (done.returncode, done.stderr) == (0, b"")
     _, program, spec, executor_input, *words = done.stdout.decode().split("\0")[:-1]
     assert program.startswith("import sys")

@@ -55,15 +55,6 @@ def test_what_the_application_recorded_stays(stage: Stage, tmp_path: Path) -> No
     assert left == [], "the file was replaced at once"
 
 
-def test_a_missing_result_still_fails_the_stage(stage: Stage) -> None:
-    stage.declared["results"] = {"exit_code": int, "accuracy": float}
-    done = stage.run("sh", "-c", "exit 3")
-    assert done.returncode == 1
-    missing = "torchx-kfp: train declares the result 'accuracy' as float but recorded exit_code\n"
-    assert done.stderr == SAID.format(3) + missing
-    assert results(stage) == {"exit_code": 3}
-
-
 def test_a_stage_whose_application_does_not_start_fails(stage: Stage, tmp_path: Path) -> None:
     stage.declared["workspace"] = f"{tmp_path}/.torchx_kfp/workspaces/{'0a' * 32}.tar"
     done = stage.run("true")
