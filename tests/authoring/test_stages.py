@@ -1,6 +1,5 @@
 """``Stages``, the options that stages share."""
 
-import inspect
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
 SHARED: dict[str, Any] = {"secrets": SECRETS, "cache": False, "inline": False, "labels": True}
@@ -76,14 +74,6 @@ def test_stages_do_not_change() -> None:
 def test_unknown_options_are_errors(call: Any) -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument '(result|cach|may_fial|names|nam)'"):
         call()
-
-
-@pytest.mark.parametrize("make", [component_from_app, component_spec_from_app])
-def test_options_of_components_are_those_of_tasks(make: Any) -> None:
-    for name in inspect.signature(task_from_app).parameters.keys() - {"app", "tracker_base"}:
-        with pytest.raises((AppDefError, OutputsError, ReadsError, AttributeError, TypeError)) as caught:
-            make(make_app(), **{name: object()})
-        assert "unexpected" not in str(caught.value), name
 
 
 @pytest.mark.parametrize("wrong", [{"reads": "a/b/c"}, {"engine": "job"}, {"labels": False}], ids=str)

@@ -19,7 +19,7 @@ from tests.contract.carried.recorded import Attempt, Look, Pod, course, ended, i
 from tests.kubernetes.certificates import Authority
 from tests.kubernetes.record_launcher import WORK, app_of
 from tests.oldest import needs_oldest, oldest_python
-from tests.recordings import FOLDER, NAMES, Recording, read
+from tests.recordings import NAMES, Recording, read
 from torchx_kfp import engines
 
 # Recordings
@@ -54,10 +54,6 @@ def test_stages_are_still_given_what_was_recorded(name: str) -> None:
     recording = read(name)
     found = launched(app_of(case, WORK / engine / case / "go"), engines.ENGINES[engine](), tracked=True)
     assert (found.words, found.spec) == (recording.words, recording.spec)
-
-
-def test_there_are_no_other_recordings() -> None:
-    assert {file.stem for file in FOLDER.iterdir()} == set(NAMES)
 
 
 def test_the_api_server_is_asked_less_often_after_the_first_minute(tmp_path: Path) -> None:
