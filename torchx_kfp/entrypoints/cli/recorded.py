@@ -156,7 +156,8 @@ class Recorded:
             return Chosen(self.word, ())
         chosen = [key for key, rest in rests.items() if not part or self._is_part(part, rest, self._ended.get(key))]
         # The execution of another stage, or of another run, may have the same name.
-        chosen = [key for key in chosen if part == self._ended.get(key) or key == whole] or chosen
+        exact = [key for key in chosen if part and (part == self._ended.get(key) or key == whole)]
+        chosen = exact or chosen
         if not chosen:
             raise self._unknown([f"{name}/{rest}" for rest in rests.values()], name, part)
         taken = frozenset(cached.keys() & chosen)
