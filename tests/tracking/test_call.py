@@ -134,3 +134,10 @@ def test_a_refusal_shows_the_value_and_the_way_out(
     with pytest.raises(AssertionError, match=says(*facts)):
         raise AssertionError(done.stderr)
     assert stage(tmp_path / "base", "p1/call/e1").results() == {}
+
+
+@pytest.mark.parametrize(("module", "function"), [("functions", "fails"), ("broken", "add")])
+def test_a_traceback_has_the_frames_of_the_application_alone(tmp_path: Path, module: str, function: str) -> None:
+    lines = call(tmp_path, "-m", module, function).stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert [line.split('"')[1] for line in lines if line.startswith("  File ")] == [str(tmp_path / f"{module}.py")]

@@ -21,6 +21,7 @@ import importlib
 import inspect
 import json
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -48,10 +49,9 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, tuple[inspect.Param
         CallError: an annotation names what does not exist.
     """
     try:
-        hints = typing.get_type_hints(getattr(function, "func", function))  # that of a partial
+        hints = typing.get_type_hints(function)
     except Exception as error:  # whatever the evaluation of an annotation raises
-        name = getattr(function, "__name__", repr(function))
-        raise CallError(f"the annotations of {name}() cannot be evaluated: {error}") from None
+        raise CallError(f"the annotations of {function.__name__}() cannot be evaluated: {error}") from None
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -207,6 +207,14 @@ def load(module: str, function: str) -> Callable[..., Any]:
     return getattr(found, function)  # type: ignore[no-any-return]  # of any module
 
 
+def _print_traceback(error: Exception) -> None:
+    """Print an error of the application without the frames that led into it: of this module, and of imports."""
+    trace = error.__traceback__
+    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith((__file__, importlib.__file__, "<")):
+        trace = trace.tb_next
+    traceback.print_exception(error.with_traceback(trace))
+
+
 def main(words: Sequence[str]) -> None:
     """Call the function that the words name: ``-m MODULE FUNCTION NAME=VALUE...``."""
     if len(words) < 3 or words[0] != "-m":
@@ -218,9 +226,12 @@ def main(words: Sequence[str]) -> None:
     try:
         function = load(words[1], words[2])
         values = arguments(function, words[3:], run)
+        returned = function(**values)
     except CallError as error:
         sys.exit(f"torchx-kfp: {error}")
-    returned = function(**values)
+    except Exception as error:
+        _print_traceback(error)
+        sys.exit(1)
     try:
         record(words[2], returned, run)
     except ResultRefusedError as error:
