@@ -121,13 +121,6 @@ def test_the_rest_of_a_tracker_base_is_not_listed_for_a_run_that_was_found(
     assert ["a", "b"] in [value for row in json.loads(shown.stdout)["rows"] for value in row["values"][first]]
 
 
-def test_a_run_is_shown_as_a_whole_whatever_names_it(call: Call, runs: list[str]) -> None:
-    for words in (["latest", "--output-dir", "kept"], [f"kept/{runs[1]}"], [f"kept/{runs[1]}/"]):
-        shown = json.loads(call("show", *words, "--json").stdout)
-        assert shown["run"] == runs[1]
-        assert f"{runs[1]}/judge/judge_1" in [stage["run_id"] for stage in shown["stages"]]
-
-
 @pytest.mark.parametrize("command", ["results", "report", "logs"])
 @pytest.mark.parametrize("run", ["", "latest"])
 def test_runs_on_this_machine_do_not_need_the_settings_of_a_host(

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,6 @@ from tests.transcripts.given import RESULTS, record
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
-
-Terminal = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)

@@ -261,10 +261,10 @@ def test_a_line_that_was_overwritten_has_the_name_of_a_replica_once(tmp_path: Pa
 
 
 def test_an_app_is_followed_listed_and_canceled(runner: Runner, host: KfpHost) -> None:
-    code = "import time; print('one', end='', flush=True); time.sleep(1); print(' 1'); print('trainer/1 | two')"
+    code = "import time; print('one', end='', flush=True); time.sleep(1); print(' 1'); print('trainer/0 | two')"
     ended = runner.run(app_of(entrypoint="python", args=["-c", code]), "kfp", {"name": "my try"})
-    assert list(runner.log_lines(ended, "trainer", should_tail=True)) == ["one 1\n", "trainer/1 | two\n"]
-    assert list(runner.log_lines(ended, "trainer", regex="t.o")) == ["trainer/1 | two\n"]
+    assert list(runner.log_lines(ended, "trainer", should_tail=True)) == ["one 1\n", "trainer/0 | two\n"]
+    assert list(runner.log_lines(ended, "trainer", regex="t.o")) == ["trainer/0 | two\n"]
     runner.wait(ended, wait_interval=0.1)
     runner.cancel(ended)
     assert host.count(":terminate") == 0, "it has ended"

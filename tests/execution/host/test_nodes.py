@@ -60,6 +60,12 @@ def test_compressed_nodes_are_not_unpacked_without_limit(monkeypatch: pytest.Mon
         read_manifest(_packed(bomb))
 
 
+def test_a_phase_that_means_nothing_is_queued() -> None:
+    records = {"W.a": {"phase": "A phase of 2030"}, "W.b": {"phase": None}, "W.c": {"phase": 3}}
+    found = read_manifest(json.dumps(workflow(records)))
+    assert {node.state for name in records if (node := found.get(name))} == {State.QUEUED}
+
+
 def test_in_old_workflows_pods_have_the_ids_of_nodes() -> None:
     made = workflow({"W.train.executor": {"phase": "Running", "type": "Pod", "templateName": "x"}})
     new = read_manifest(json.dumps(made)).get("W.train.executor")

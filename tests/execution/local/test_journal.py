@@ -115,19 +115,6 @@ def test_an_events_file_that_ends_anywhere(tmp_path):
             assert (record.events, len(record.corrupt)) == (events[:complete], bad)
 
 
-def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
-    with create(tmp_path) as journal:
-        journal.write(stage("one"))
-        with (tmp_path / "run-1" / "events.jsonl").open("a") as file:
-            file.write("{}\n")
-        journal.write(stage("two"))
-    record = read_run(tmp_path / "run-1")
-    assert [end.name for end in record.run.ends] == ["one", "two"]
-    assert record.corrupt == (
-        f"Line 2 of {tmp_path / 'run-1' / 'events.jsonl'} is ignored: it is not an event of a run (KeyError: 'event').",
-    )
-
-
 def test_a_file_that_is_not_a_record_is_not_read_on(tmp_path):
     """Millions of empty lines would take minutes, and their descriptions all memory."""
     with create(tmp_path) as journal:
@@ -220,10 +207,6 @@ def runs(tmp_path):
     return tmp_path
 
 
-def test_runs_are_found_the_newest_first(runs):
-    assert [folder.name for folder in find_runs(runs)] == NAMES[::-1]
-
-
 def test_a_run_is_found_by_what_is_unique(runs):
     for name, found in {
         NAMES[0]: NAMES[0],
@@ -248,11 +231,3 @@ def test_a_run_is_found_by_what_is_unique(runs):
 def test_a_run_that_is_not_there(runs, name, facts):
     with pytest.raises(ArgumentError, match=says(*facts, repr(str(runs)))):
         find_run(runs, name)
-
-
-def test_a_folder_without_runs(tmp_path):
-    assert find_runs(tmp_path) == []
-    with pytest.raises(ArgumentError, match=says(f"'{tmp_path}'", "--output-dir")):
-        find_run(tmp_path, "latest")
-    with pytest.raises(ArgumentError, match=says(f"'{tmp_path}/none'", "No such file or directory", "--output-dir")):
-        find_runs(tmp_path / "none")

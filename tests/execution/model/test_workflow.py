@@ -99,14 +99,6 @@ def test_loops_branches_and_nested_pipelines() -> None:
     assert size.tasks == 3
 
 
-def test_untracked_pipelines() -> None:
-    size = measure(pipeline_from_text(compile_stage(tracked=False)))
-    assert (size.stages, size.tasks) == (1, 1)
-    assert 0 < size.share < 0.02
-    assert not [*check_size(size), *describe(size)]
-    assert size.workflow < LIMIT
-
-
 @pytest.mark.parametrize(
     ("size", "facts"),
     [
