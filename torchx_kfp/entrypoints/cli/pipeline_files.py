@@ -102,7 +102,7 @@ def load_target(target: Target, **of_component: bool) -> Pipeline:
     if Path(file).suffix == _PYTHON or _is_component(word):
         return load_pipeline(load_pipeline_function(target, **of_component))
     _refuse_arguments(target)
-    if not os.path.isfile(word):
+    if os.path.isdir(word) or not os.path.exists(word):  # a pipe is fine: <(python pipeline.py)
         raise _missing(word)
     return load_pipeline(word)
 
