@@ -310,11 +310,14 @@ class HostRun(ReadableRun):
                 raise UnknownRunError(
                     f"There is no run {self.run_id!r} on {self._connection.name}. ({error})"
                 ) from None
-            raise HostNotFoundError(
-                f"The run {self.run_id} has been deleted on {self._connection.name} in the meantime. ({error})"
-            ) from None
+            raise self._deleted(error) from None
         refuse_run_id(answer.get("run_id"), f"GET {self._connection.name}{path}", self.run_id)
         return answer
+
+    def _deleted(self, error: HostError) -> HostNotFoundError:
+        return HostNotFoundError(
+            f"The run {self.run_id} has been deleted on {self._connection.name} in the meantime. ({error})"
+        )
 
     def _load_pipeline(self, run: Mapping[str, Any]) -> None:
         """Load the run's pipeline, even if the run only refers to one that was uploaded."""
@@ -354,7 +357,7 @@ class HostRun(ReadableRun):
             self._no_nodes = ""
         except (HostError, ValueError) as error:
             if self._manifest and isinstance(error, HostError):
-                raise
+                raise self._deleted(error) if isinstance(error, HostNotFoundError) else error from None
             # A host may lack this version of the API, or refuse it.
             self._no_nodes = (
                 f"{self._connection.name} reports only the state of the run (v2beta1), not its nodes (v1beta1), so its "
