@@ -114,16 +114,16 @@ def test_files_are_made_only_for_logs_that_are_fetched(
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     run = HostRun(host.connection, submit())
     record = to_the_end(run)
-    assert not list(folder.iterdir()), "a process that is killed leaves nothing"
+    assert not list(folder.glob("torchx-kfp-*")), "a process that is killed leaves nothing"
     for _ in range(3):
         assert run.fetch(["train", "nap", "unknown"])
     assert kfp_host.count("/log$") == 2, "a log that is complete is not asked for again"
-    [logs] = folder.iterdir()
+    [logs] = folder.glob("torchx-kfp-*")
     assert logs.stat().st_mode & 0o777 == 0o700
     said = {name: record.run.result()[name].log_file.read_text() for name in ("train", "nap")}
     assert said == {"train": "training\n", "nap": "begun\nover\n"}
     run.close()
-    assert not list(folder.iterdir())
+    assert not list(folder.glob("torchx-kfp-*"))
 
 
 def test_a_log_that_is_gone_is_said_once(kfp_host: KfpHost, host: Host, submit: Callable[..., str]) -> None:
