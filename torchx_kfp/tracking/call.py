@@ -49,9 +49,10 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, tuple[inspect.Param
         CallError: an annotation names what does not exist.
     """
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(getattr(function, "func", function))  # that of a partial
     except Exception as error:  # whatever the evaluation of an annotation raises
-        raise CallError(f"the annotations of {function.__name__}() cannot be evaluated: {error}") from None
+        name = getattr(function, "__name__", repr(function))
+        raise CallError(f"the annotations of {name}() cannot be evaluated: {error}") from None
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
