@@ -26,6 +26,8 @@ class _Handler(Handler):
     def respond(self) -> None:
         host: KfpHost = self.server.host
         began, headers = time.monotonic(), {name.lower(): value for name, value in self.headers.items()}
+        if headers.get("content-length", "0") != "0":
+            self.rfile.peek(1)  # from now on, the client may be killed: its body is here
         fault = next((each for each in list(host.faults) if each.takes(self.command, self.path)), None)
         cut = fault.cut if fault is not None else None
         if fault is not None and fault.seconds:
