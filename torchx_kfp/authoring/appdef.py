@@ -159,8 +159,8 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
             raise ChannelError(
                 f"{each.name} of {where} contains a pipeline channel, or a component's input. Its value must be known "
                 "when the pipeline is compiled: channels work in entrypoint, args, the values of env, and image. "
-                "Resources can be set on the task: task_from_app(...).set_cpu_limit(channel), set_memory_limit and "
-                "set_accelerator_limit."
+                "The option replicas=channel sets a number of replicas, and the task's set_cpu_limit(channel), "
+                "set_memory_limit and set_accelerator_limit its resources."
             )
 
 

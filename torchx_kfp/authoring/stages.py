@@ -25,7 +25,7 @@ from torchx_kfp.authoring.python import function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
 from torchx_kfp.authoring.references import Channel, Reference, parameter
 from torchx_kfp.common.signatures import with_keywords
-from torchx_kfp.common.text import listed
+from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.command import METRICS, UI_METADATA
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
@@ -69,6 +69,10 @@ class Stages(StageOptions):
 
     def with_options(self, **options: Any) -> Stages:
         """Return ``Stages`` that also share these options. An option replaces the one with the same name."""
+        for name in options:
+            if name not in self.__dataclass_fields__:
+                hint = did_you_mean(name, self.__dataclass_fields__)
+                raise TypeError(f"Stages got an unexpected keyword argument {name!r}.{hint}")
         return replace(self, **options)
 
     @_takes(StageOptions)
@@ -92,7 +96,7 @@ class Stages(StageOptions):
             ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
             OutputsError: a result or an artifact cannot be an output of KFP.
         """
-        stage = replace(self, **options)
+        stage = self.with_options(**options)
         if stage.tracker_base is None:
             for what in (*(["reads"] if stage.reads else []), *stage.publishing):
                 raise ReadsError(
@@ -267,7 +271,7 @@ class Stages(StageOptions):
 
         ``parameters`` are further inputs, which the AppDef may contain, and their defaults.
         """
-        stage: StageOptions = replace(self, **options)
+        stage: StageOptions = self.with_options(**options)
         if stage.tracker_base is not None:
             raise ReadsError(
                 f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "

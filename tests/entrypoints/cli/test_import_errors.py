@@ -44,16 +44,17 @@ REFUSED = {
         "reads has the channel 'train-2-run_id', which is not a task. Pass the task itself: reads=task."
     ),
     'task_from_app(utils.sh("echo", num_replicas=n))': (
-        "num_replicas of role 'sh' of AppDef 'sh' contains a pipeline channel. Its value must be known when the pipeline is"
+        "num_replicas of role 'sh' of AppDef 'sh' contains a pipeline channel, or a component's input. Its value must be "
+        "known when the pipeline is compiled"
     ),
     "x = dsl.ParallelFor([{'lr': 1}]).__enter__()\n    task_from_app(app(env={'A': f'{x.lrr}'}))": (
         "contains the field 'lrr', which no item of the loop has. Did you mean 'lr'? Their fields: 'lr'."
     ),
     "if t.outputs['accuracy'] > 0.9:\n        task_from_app(app())": (
         "The output 'accuracy' of 'train' has a value only when the pipeline runs, so Python cannot decide a condition on "
-        "it. Write `with dsl.If(train.outputs['accuracy'] > 0.9):` instead of if"
+        "it. Write `with dsl.If(...):`, with a comparison such as loss > 0.9"
     ),
-    "for i in n:\n        task_from_app(app())": "`with dsl.ParallelFor(n) as item:`",
+    "for i in n:\n        task_from_app(app())": "`with dsl.ParallelFor(...) as item:`",
 }
 CHANNEL = "has a value only when the pipeline runs. Pass it to the application"
 #: Python's and KFP's errors have the lines that led to them.
