@@ -302,7 +302,7 @@ CHANNELS: list[Row] = [
     ),
     (
         used(lambda _: "a", resource=lambda given: Resource(cpu=given.n, gpu=0, memMB=100)),
-        *("set_cpu_limit(channel)", "task_from_app", "set_memory_limit", "'trainer'"),
+        *("set_cpu_limit(channel)", "set_memory_limit", "'trainer'"),
     ),
     (inside(lambda given: task_from_app(make_app(f"train-{given.n}"))), "AppDef.name", "channel"),
     (inside(lambda given: task_from_app(make_app(role=f"{given.n}"))), "role", "pipeline", "'train'"),
