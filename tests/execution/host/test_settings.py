@@ -22,11 +22,14 @@ from torchx_kfp.host import connect, submit
 OF_CLIENT = {
     "host": "KF_PIPELINES_ENDPOINT",
     "ui_host": "KF_PIPELINES_UI_ENDPOINT",
+    "client_id": "KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
+    "other_client_id": "KF_PIPELINES_APP_OAUTH2_CLIENT_ID",
+    "other_client_secret": "KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET",
     "experiment": "KF_PIPELINES_DEFAULT_EXPERIMENT_NAME",
 }
 CONNECTION = {name for name, setting in DEFINED.items() if setting.kind != "runs"}
 SETTINGS = (*sorted(CONNECTION), "experiment", "tracker_base")
-SECRETS = ("existing_token", "cookies", "proxy")
+SECRETS = ("existing_token", "cookies", "other_client_secret", "proxy")
 
 
 @pytest.fixture
@@ -107,11 +110,9 @@ def test_settings_and_their_variables_are_those_of_kfp_client() -> None:
 
     theirs = set(inspect.signature(Client.__init__).parameters) - {"self", "credentials"}
     # kfp.Client has one namespace for both, takes an object for token_file, and knows no trackers.
-    of_iap = {"client_id", "other_client_id", "other_client_secret"}
-    assert theirs == (CONNECTION - {"service_namespace", "token_file"}) | of_iap
+    assert theirs == CONNECTION - {"service_namespace", "token_file"}
     variables = {it for name, it in vars(client).items() if name.endswith("_ENV") or name.startswith("KF_PIPELINES_")}
-    of_iap = {it for it in variables if "OAUTH2" in it}  # kfp.Client reads them itself
-    assert variables - of_iap == {*OF_CLIENT.values(), "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"}
+    assert variables == {*OF_CLIENT.values(), "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"}
 
 
 def test_the_options_of_a_submission_are_described() -> None:

@@ -378,13 +378,18 @@ def make_client(settings: Settings) -> Any:
     given = {name: getattr(settings, name) or None for name in of_client}
     given |= {"namespace": settings.service_namespace, "verify_ssl": settings.verify_ssl}
     # It says there how a person signs in.
-    with _silence(sys.stderr if os.environ.get("KF_PIPELINES_APP_OAUTH2_CLIENT_ID") else io.StringIO()):
+    signs_in = bool(settings.client_id and settings.other_client_id and settings.other_client_secret)
+    with _silence(sys.stderr if signs_in else io.StringIO()):
         from kfp.client import Client
 
         class Quick(Client):  # type: ignore[misc]  # kfp has no types
             def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
                 """Do nothing: the constructor would wait for a host that does not answer, and write a file."""
                 return SimpleNamespace(multi_user=False)
+
+            def _load_config(self, host: Any, client_id: Any, *others: Any) -> Any:
+                """Sign in to IAP only if the settings say so for this host: the constructor takes kfp's variables."""
+                return super()._load_config(host, settings.client_id or None, *others)
 
         try:
             client = Quick(**given, credentials=_TokenFile(settings) if settings.token_file else None)

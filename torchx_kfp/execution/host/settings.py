@@ -111,6 +111,19 @@ class Settings:
     ui_host: str = _setting(
         "The URL of the UI for links to runs, if it is not the host.", of_client="KF_PIPELINES_UI_ENDPOINT"
     )
+    client_id: str = _setting(
+        "The client ID of Google's Identity-Aware Proxy (IAP) before the host.",
+        of_client="KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
+        kind="credential",
+    )
+    other_client_id: str = _setting(
+        "The ID of an OAuth client for a person who signs in to IAP.",
+        of_client="KF_PIPELINES_APP_OAUTH2_CLIENT_ID",
+        kind="credential",
+    )
+    other_client_secret: str = _setting(
+        "The secret of that client.", of_client="KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET", kind="credential", secret=True
+    )
     service_namespace: str = _setting("The namespace in which KFP itself is installed.", default="kubeflow")
     proxy: str = _setting("The URL of an HTTP proxy on the way to the host.", secret=True)
     experiment: str = _setting(

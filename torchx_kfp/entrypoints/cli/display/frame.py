@@ -140,6 +140,8 @@ def _counts(counts: Mapping[State, int]) -> Text:
 def _rows(run: RunState, tails: Tails, now: float, has_bars: bool) -> Iterator[_Row]:
     for task in run.tasks.values():
         counts = run.counts([task])
+        if not counts and task.looped:  # its loop has no items
+            continue
         if not task.looped:
             unheard = StageState(task.path, task.path, next(iter(counts), State.WAITING))
             yield _stage_row(tails, next(iter(task.stages.values()), unheard), now, counts)
