@@ -132,9 +132,16 @@ class Recorder(FsspecResultTracker):
         """Record the code that travels with all runs of a schedule: ``gc`` keeps it."""
         add_entry(self.store, schedule, {"code": [asdict(each) for each in code]}, folder=SCHEDULES)
 
-    def end_schedule(self, schedule: str) -> None:
-        """Remove the record of the code of a schedule that was deleted: the stages of its runs have recorded it."""
-        list(self.store.each(self.store.remove, self.store.list_files(f"{SCHEDULES}/{schedule}")))
+    def end_schedule(self, schedule: str, runs: Iterable[str]) -> None:
+        """Hand the code of a schedule that was deleted over to those of its runs that go on.
+
+        The stages of the others have recorded it.
+        """
+        entries = self.store.list_files(f"{SCHEDULES}/{schedule}")
+        code = read_records(self.store, [schedule], ["code"], SCHEDULES)[schedule].code
+        for run in runs if code else ():
+            self.add_start(run, code, {})
+        list(self.store.each(self.store.remove, entries))
 
     def run_ids(self, run: str | None = None) -> list[str]:
         """Return the runs of stages that have recorded anything besides results, sorted.

@@ -210,7 +210,7 @@ class Schedules:
         """Delete a schedule. Its runs stay in KFP's list, and their results under the tracker base.
 
         Runs in progress continue; KFP before 2.16 ends them. The code that travels with the runs is kept until ``gc``
-        removes those that have started a stage.
+        removes the runs.
 
         Args:
             schedule: the schedule.
@@ -218,6 +218,8 @@ class Schedules:
         """
         path = f"{_SCHEDULES}/{schedule.schedule_id}"
         has_code = bool(named_workspaces(json.dumps(self._connection.get(path))))
+        found = self._host.list(self.runs_of(schedule)) if has_code else ()
+        runs = [run.run_id for run in found if not run.state.is_over]
         # By default, Kubernetes would delete the workflows of the runs, too. KFP before 2.16 ignores this (its #12574).
         self._connection.delete(path, propagation_policy="ORPHAN")
         if not has_code:
@@ -226,7 +228,7 @@ class Schedules:
         try:
             why = why_not_read(base, [self._connection.settings.tracker_base])
             if not why:
-                Recorder.open(base).end_schedule(schedule.schedule_id)
+                Recorder.open(base).end_schedule(schedule.schedule_id, runs)
         except TorchxKfpError as error:
             why = str(error)
         if why:
