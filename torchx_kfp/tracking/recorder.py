@@ -26,6 +26,7 @@ from torchx_kfp.tracking.records import (
     Code,
     Record,
     Records,
+    fold_records,
     read_record,
     read_records,
 )
@@ -138,7 +139,8 @@ class Recorder(FsspecResultTracker):
         The stages of the others have recorded it.
         """
         entries = self.store.list_files(f"{SCHEDULES}/{schedule}")
-        code = read_records(self.store, [schedule], ["code"], SCHEDULES)[schedule].code
+        records = fold_records(self.store, [entry.key for entry in entries], ["code"])
+        code = [each for record in records.values() for each in record.code]
         for run in runs if code else ():
             self.add_start(run, code, {})
         list(self.store.each(self.store.remove, entries))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.execution.host.answers_of_kfp import RECORDED, answer
 from tests.execution.host.scripted import Reply, Scripted, scripted, status
@@ -72,6 +74,15 @@ def test_recorded_logs(server: Scripted, name: str, lines: list[str]) -> None:
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*-log-*.json")), ids=lambda path: path.stem)
 def test_no_line_of_the_launcher_is_left(path: Path) -> None:
     assert b".go:" not in clean_log(text_of(path.stem).encode())[0]
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*-log-*.json")), ids=lambda path: path.stem)
+@given(data=st.data())
+def test_what_is_cleaned_of_a_log_stays_while_it_grows(path: Path, data: st.DataObject) -> None:
+    """The kubelet may have removed its first lines."""
+    lines = text_of(path.stem).encode().splitlines(keepends=True)[data.draw(st.integers(0, 3)) :]
+    part = lines[: data.draw(st.integers(0, len(lines)))]
+    assert clean_log(b"".join(lines))[0].startswith(clean_log(b"".join(part))[0])
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,15 @@ def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program:
     assert len(json.loads(found.stdout)) == 2, found.stderr
 
 
+def test_runs_in_progress_survive_their_schedule(kfp_host: KfpHost, program: Program) -> None:
+    slow = (program.folder / "count.yaml").read_text().replace("import os, sys", "import os, sys, time; time.sleep(5)")
+    (program.folder / "slow.yaml").write_text(slow)
+    program("schedule", "create", "slow.yaml", "--every", "1h")
+    kfp_host.fire(_TIME)
+    assert program("schedule", "delete", "count").returncode == 0
+    assert [run["state"] for run in runs_of(kfp_host, number=1)] == ["SUCCEEDED"]
+
+
 def test_a_schedule_that_the_host_may_not_have_made_says_how_to_find_it(kfp_host: KfpHost, program: Program) -> None:
     kfp_host.fail(503, path="recurringruns", method="POST")
     lost = program("schedule", "create", "count.yaml", "--every", "6h")

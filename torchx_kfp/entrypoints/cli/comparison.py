@@ -107,7 +107,7 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
         for name, curve in record.steps.items():
             for kind, point in {"last": curve.last, "min": curve.min, "max": curve.max}.items():
                 yield stage, kind, name, point.value
-    for key in chosen.cached & {*keys}:
+    for key in filter(chosen.cached.__contains__, keys):
         yield parts(key).get("stage", ""), "cached", "state", key.partition("/")[0]
 
 

@@ -6,6 +6,7 @@ A run is named by its id, the beginning or end of its id, its name, the URL of i
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -99,13 +100,23 @@ class Lookup:
 
     def find_part(self, word: str, **reading: Any) -> tuple[RunReader | HostRun, str]:
         """Find the run that a word ``RUN[/STAGE[/NAME]]`` means, and return it with what follows it in the word."""
+        if "://" in word and "/runs/details/" not in word:
+            raise click.UsageError(f"{word!r} is not a run. A tracker base is an option: --tracker-base {word}.")
         name = word
         if "://" not in word and not os.path.exists(word):
             parts = word.split("/")
-            # The path of a run's folder has slashes, and so have the names of stages.
+            # The path of a run's folder has slashes, and so have the names of stages, and of runs on a host.
             folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
             name = next(filter(os.path.isdir, folders), parts[0])
-        return self.find(name, part=word[len(name) :], **reading), word[len(name) + 1 :]
+        try:
+            return self.find(name, part=word[len(name) :], **reading), word[len(name) + 1 :]
+        except UnknownRunError:
+            if name != word:
+                with contextlib.suppress(UnknownRunError, HostError):
+                    source = self.find(word, **reading)
+                    source.read()
+                    return source, ""
+            raise
 
     def locate(self, *words: str) -> list[Recorded]:
         """Find runs, or parts of them, whose records are wanted: words ``RUN[/STAGE]``.

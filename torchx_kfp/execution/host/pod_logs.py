@@ -39,7 +39,8 @@ from torchx_kfp.execution.pipeline.walk import safe_name
 _KLOG = rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(%b) (?:%b):\d+\] ?"
 _FILE = rb"[\w.-]+\.go"
 #: A log that begins with the launcher's line, and a line of the launcher after others.
-_FIRST, _LATER = re.compile(rb"\s*" + _KLOG % (rb"\d+", _FILE)), re.compile(_KLOG % (rb"\d+", rb"launcher_v2\.go"))
+_FIRST = re.compile(rb"\s*" + _KLOG % (rb"\d+", _FILE))
+_LATER = re.compile(rb"^" + _KLOG % (rb"\d+", rb"launcher_v2\.go"), re.MULTILINE)
 #: The text of such a line, which goes on, indented, if it is a JSON object.
 _TEXT = rb"(?:([^\n]*)\{[ \t\r]*\n(?s:.*?)(?:^\}[ \t\r]*\n|\Z)|([^\n]*)\n)"
 #: How the launcher begins its last line if it fails.
@@ -60,6 +61,8 @@ def clean_log(data: bytes) -> tuple[bytes, str]:
     first = _FIRST.match(data) or _LATER.search(data)
     if first is None:
         return data, ""
+    # What came before it stays: it was written when the launcher was not known yet.
+    before, data = data[: first.start()], data[first.start() :]
     error = ""
 
     def remove(found: re.Match[bytes]) -> bytes:
@@ -69,7 +72,7 @@ def clean_log(data: bytes) -> tuple[bytes, str]:
         # The application may not have ended its line.
         return b"" if data[max(0, found.start() - 1) : found.start()] in (b"", b"\n") else b"\n"
 
-    return re.sub(_KLOG % (re.escape(first[1]), _FILE) + _TEXT, remove, data, flags=re.MULTILINE), error
+    return before + re.sub(_KLOG % (re.escape(first[1]), _FILE) + _TEXT, remove, data, flags=re.MULTILINE), error
 
 
 @dataclass

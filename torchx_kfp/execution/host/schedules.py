@@ -52,10 +52,12 @@ class Timing:
         """Check what KFP would not understand.
 
         Raises:
-            ArgumentError: there is not exactly one of ``cron`` and ``every``, or the interval is too short.
+            ArgumentError: there is not exactly one of ``cron`` and ``every``, or a time is wrong.
         """
         if bool(self.cron) == (self.every is not None):
             raise ArgumentError("A schedule has either a cron expression or an interval (--cron or --every).")
+        if self.start is not None and self.end is not None and self.end <= self.start:
+            raise ArgumentError("The schedule ends before it starts (--start, --end).")
         if self.every is not None and not 1 <= self.every < math.inf:
             raise ArgumentError(f"The interval of a schedule is at least 1 s, but {self.every!r} s is given (--every).")
 

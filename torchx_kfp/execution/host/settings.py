@@ -296,9 +296,11 @@ def _file(path: Path, *, is_needed: bool) -> dict[str, str]:
         raise HostSettingsError(f"The settings file {str(path)!r} cannot be read: {why}.") from None
     except configparser.Error as error:
         line = getattr(error, "lineno", None) or next(number for number, _ in getattr(error, "errors", ()))
+        way_out = f"Write a line [{SECTION}], and below it lines such as: host = https://kfp.example.com"
+        if isinstance(error, configparser.DuplicateOptionError):
+            way_out = f"Give the setting {error.option!r} once."
         raise HostSettingsError(
-            f"The settings file {str(path)!r} is not valid in line {line} ({type(error).__name__}). Write a line "
-            f"[{SECTION}], and below it lines such as: host = https://kfp.example.com"
+            f"The settings file {str(path)!r} is not valid in line {line} ({type(error).__name__}). {way_out}"
         ) from None
     for section in parser.sections():
         if section != SECTION:

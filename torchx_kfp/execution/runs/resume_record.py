@@ -28,7 +28,7 @@ VERSION = 3
 _KEPT = (State.SUCCEEDED, State.CACHED, State.SKIPPED)
 _MARK = "torchx-kfp-resumed: "
 #: How many bytes of a record are unpacked: it may be anybody's. It has a pipeline, and what its stages have recorded.
-_LONGEST = 16 << 20
+_LONGEST = 64 << 20
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,9 @@ class _Choice:
             )
         end = record.run.end_of(stages[0])
         why = f"it {end.reason or end.state}" if end else f"it was not started ({record.run.state})"
-        if end and end.cached_from:
+        if end and end.cached_from and end.log_file is not None:
+            why = f"it was taken from the run {end.cached_from}, whose folder is gone"
+        elif end and end.cached_from:
             why = f"it was taken from the cache. See `{this_command('logs', f'{end.cached_from}/{end.name}')}`"
         elif end and end.state is State.CACHED and not end.reason:
             why = "it was taken from the cache"

@@ -24,8 +24,8 @@ from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.watch import Terminal, Watch, messages
 
-#: Pictures per second.
-_RATE = 4
+#: Pictures per second, and the share of a core that they may take: a loop may have 10,000 stages.
+_RATE, _SHARE = 4, 0.05
 
 
 def view_of(run: RunState, options: ViewOptions) -> View:
@@ -167,6 +167,7 @@ class LiveView(View):
         self._console = _Console(terminal, colors=colors)
         # Two threads change the run and a third one reads it, which must not block them while it writes.
         self._lock = threading.Lock()
+        self._picture, self._next = Text(), 0.0
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=_RATE, transient=True)
 
     def on_event(self, event: Event) -> None:
@@ -191,8 +192,13 @@ class LiveView(View):
         return self._live
 
     def _draw(self) -> Text:
+        began = time.monotonic()
+        if began < self._next:
+            return self._picture
         with self._lock:
             # Leave a column and two lines free: for the cursor, and for the ^C that a terminal shows.
             width, height = max(1, self._console.width - 1), max(1, self._console.height - 2)
             lines = frame(self.run, self._output.tail, width, height, time.time())
-        return Text("\n").join([*lines, Text()])
+        self._picture = Text("\n").join([*lines, Text()])
+        self._next = began + (time.monotonic() - began) / _SHARE
+        return self._picture
