@@ -265,7 +265,7 @@ def test_a_record_that_would_fill_the_memory_is_none() -> None:
     assert read_record(torn) is not None
     own = replace(PIPELINE, description=torn)
     assert whole_pipeline(own) is own
-    assert read_record(ResumeRecord("before", text="{" * (17 << 20)).describe("")) is None
+    assert read_record(ResumeRecord("before", text="{" * (70 << 20)).describe("")) is None
 
 
 @pytest.mark.parametrize("fails", ["show", "last"])
