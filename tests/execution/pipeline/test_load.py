@@ -50,6 +50,12 @@ from torchx_kfp.local import load_pipeline
             says("root.dag.tasks.train.dependentTasks is 'prepare', but must be a list"),
         ),
         (
+            "components: {c: {executorLabel: e}}\ndeploymentSpec: {executors: {e: {container: {image: i}}}}\n"
+            "pipelineInfo: {name: x}\nroot: {dag: {}}\n---\n"
+            "platforms: {kubernetes: {deploymentSpec: {executors: {e: {fieldPathAsEnv: [{name: X}]}}}}}",
+            says("damaged KFP v2 pipeline", "'fieldPath' is missing"),
+        ),
+        (
             # dict.update takes such a list for an object.
             "pipelineInfo: {name: x}\nroot: {dag: {}}\n---\nplatforms: [{fieldPath: a, name: b}]",
             says("platforms is [{'fieldPath': 'a', 'name': 'b'}]", "must be an object"),

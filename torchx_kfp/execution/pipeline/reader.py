@@ -98,6 +98,11 @@ def _component(name: str, spec: dict[str, Any], executors: dict[str, Any], setti
         executor = executors[label]
         kind = next(iter(executor), "empty")
         platform = settings.get(label) or {}
+        for key, fields in _NEEDED.items():
+            for item in platform.get(key) or ():
+                _ = [item[field] for field in fields]
+        for item in (*(platform.get("secretAsEnv") or ()), *(platform.get("configMapAsEnv") or ())):
+            _ = [pair["envVar"] for pair in item.get("keyToEnv") or ()]
         if kind == "container":
             container = _container(executor["container"])
         elif kind == "importer":
@@ -335,6 +340,11 @@ def _items(value: Any) -> str | None:
 
 #: The names of types in messages.
 _NAMES: Mapping[Any, str] = {str: "text", bool: "true or false", dict: "an object", list: "a list"}
+#: What entries of settings for Kubernetes must have.
+_NEEDED = {
+    "fieldPathAsEnv": ("name", "fieldPath"),
+    **dict.fromkeys(("pvcMount", "emptyDirMounts", "genericEphemeralVolume"), ("mountPath",)),
+}
 #: The types of the fields of KFP's messages (kubeflow/pipelines, api/v2alpha1/pipeline_spec.proto) and of
 #: kfp-kubernetes' (kubernetes_executor_config.proto) that this project reads; a function says what a value must be, but
 #: is not. What is in other fields may be any JSON.
