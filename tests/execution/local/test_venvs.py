@@ -3,6 +3,7 @@
 import fcntl
 import importlib.metadata
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.execution.host.scripted import CLOSE, Reply, scripted
+from torchx_kfp.local import replay
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:
@@ -78,6 +80,22 @@ def test_packages_are_installed_once_for_all_stages_and_runs(execute, tmp_path, 
     assert importlib.metadata.version("tabulate") == before
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("tiny")
+
+
+def test_a_replay_installs_what_is_missing(execute, tmp_path, cache):
+    tiny, tabulate = make_wheel(tmp_path, "tiny", "1.5"), make_wheel(tmp_path, "tabulate", "99")
+    use = using(f"tiny @ file://{tiny}", str(tabulate))
+
+    @dsl.pipeline
+    def pipeline():
+        use()
+
+    done = execute(pipeline)
+    shutil.rmtree(cache)
+    again = replay(done.folder, "use", say=[].append)
+    assert again.stage.outputs == done["use"].outputs
+    assert again.stage.log_file.read_text().count("Successfully installed") == 1
+    assert len(environments(cache)) == 1
 
 
 def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):

@@ -283,7 +283,7 @@ class Attempt(threading.Thread):
             return plan.environ
 
         def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
-            own = dataclasses.replace(plan, command=command, args=(), python=None, environ=environ)
+            own = dataclasses.replace(plan, command=command, args=(), python=None, environ=environ, replaces=None)
             return self._execute(own, prepare_process).exit_code or 0
 
         folder = provide_environment(plan.python.installs, plan.environ, run_command, lambda: self._is_ending)
