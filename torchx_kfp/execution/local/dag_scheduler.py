@@ -15,7 +15,7 @@ import math
 import queue
 import signal
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +46,6 @@ from torchx_kfp.execution.pipeline.walk import (
     ScopedTask,
     StageNames,
     indices_of,
-    is_execution,
     walk,
     without_indices,
 )
@@ -144,6 +143,10 @@ class Scheduler:
         #: By stage: the number of attempts, and how it, or its last attempt, ended.
         self._attempts = Counter[str]()
         self._results: dict[str, StageResult] = {}
+        #: The names of all results, also those that may be kept, by the stage and all or the first of its indices.
+        self._executions = defaultdict[tuple[str, tuple[int, ...]], dict[str, None]](dict)
+        for name in reusable:
+            self._index(name)
         #: Why nothing more begins, and the signal that ends the run.
         self._stopped: _Stop | None = None
         self.signal: signal.Signals | None = None
@@ -454,6 +457,7 @@ class Scheduler:
         if result.reason and (retry := run.retry_left) is not None and not self._stop_of(run):
             delay = retry.delay(run.tries)
             self._results[run.name] = result
+            self._index(run.name)
             self._listener(StageRetried(run.name, result.attempts, clean(result.reason), delay))
             self._retrying[run] = None
             self._later(delay, lambda: self._try_again(run))
@@ -479,7 +483,13 @@ class Scheduler:
         """Record how a stage has ended, or that it does not run."""
         result = dataclasses.replace(result, reason=clean(result.reason))
         self._results[result.name] = result
+        self._index(result.name)
         self._listener(StageFinished(result, kept=kept))
+
+    def _index(self, name: str) -> None:
+        stage, indices = without_indices(name), indices_of(name)
+        for count in range(len(indices) + 1):
+            self._executions[stage, indices[:count]][name] = None
 
     def _finish(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
         """Record that a task has ended; tasks that wait for it may begin."""
@@ -503,17 +513,18 @@ class Scheduler:
         stop = self._stop_of(run) if state is State.NOT_RUN else None
         canceled, has_waited = False, run in self._waiting
         for stage in [run] if run.component.dag is None else self._inside(run):
+            names = [*self._executions.get((without_indices(stage.name), indices_of(stage.name)), ())]
             # What has ended and begins again was waiting for another attempt.
-            ends = [end for end in self._results.values() if stop and (has_waited or end.state is State.FAILED)]
-            waiting = [end for end in ends if is_execution(end.name, stage.name)]
+            ends = [self._results[name] for name in names if name in self._results]
+            waiting = [end for end in ends if stop and (has_waited or end.state is State.FAILED)]
             for end in waiting:
                 why = reasons.canceled_while_waiting(stop.why if stop else "", end.reason)
                 nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
                 self._report(dataclasses.replace(end, state=State.CANCELED, reason=why, **nothing))
             canceled |= bool(waiting)
-            for name, end in self._reusable.items() if state is State.NOT_RUN else ():
-                if name not in self._results and is_execution(name, stage.name):
-                    self._report(end, kept=True)
+            for name in names if state is State.NOT_RUN else ():
+                if name not in self._results:
+                    self._report(self._reusable[name], kept=True)
             # In another try of a nested pipeline, what failed in an earlier one may not run.
             known = self._results.get(stage.name)
             if not waiting and (known is None or known.state is State.FAILED):
