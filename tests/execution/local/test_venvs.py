@@ -98,6 +98,33 @@ def test_a_replay_installs_what_is_missing(execute, tmp_path, cache):
     assert len(environments(cache)) == 1
 
 
+def test_a_signal_while_an_application_starts_after_pip_reaches_it(execute, tmp_path, cache, monkeypatch):
+    tiny = make_wheel(tmp_path, "tiny", "1.5")
+
+    @dsl.component(base_image="python:3.11", packages_to_install=[f"tiny @ file://{tiny}"])
+    def wait(path: str):
+        import os
+        import time
+
+        time.sleep(60 if os.path.exists(path) else 0)
+
+    @dsl.pipeline
+    def pipeline(path: str):
+        wait(path=path)
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, words, *args, **options):
+            super().__init__(words, *args, **options)
+            if "--component_module_path" in words:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    done = execute(pipeline, {"path": str(tmp_path / "go")})
+    (tmp_path / "go").touch()
+    shutil.rmtree(cache)
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    assert replay(done.folder, "wait", say=[].append).stage.exit_code == -signal.SIGTERM
+
+
 def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
     use = using(f"tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl", pip_index_urls=["https://user:secret@host"])
 

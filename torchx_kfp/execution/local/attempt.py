@@ -302,10 +302,12 @@ class Attempt(threading.Thread):
                 setup.verify_wanted()
                 self._running = running = start()
             try:
-                for number in self._early:
-                    self._pass_on(number)
+                while self._early:
+                    self._pass_on(self._early.pop(0))
                 code = running.wait(log)
             finally:
+                with self._lock:
+                    self._running = None
                 os.close(running.pipe)
         if code == 0:
             return plan.result(code)
