@@ -17,6 +17,7 @@ from tests.entrypoints.cli.conftest import Call
 from tests.tracking.conftest import MADE, Gc
 from tests.tracking.test_cleanup import DAY, age, fill, key_of, left, put
 from torchx_kfp.contract.protocol import workspace_key
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, cleanup
 from torchx_kfp.tracking.cleanup import find_old_runs, find_unused_code, remove_code, remove_runs
 from torchx_kfp.tracking.store import File
@@ -65,15 +66,15 @@ def test_a_put_waits_for_the_instant_of_a_removal(tmp_path: Path, monkeypatch: p
 
 
 def test_a_folder_that_a_stranger_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container may lock its run's folder: the run stays, results are written, and nobody waits forever."""
+    """A container may lock its run's folder: the run stays, and nobody waits forever."""
     monkeypatch.setattr("torchx_kfp.common.safe_files._LOCK_SECONDS", 0.1)
     store = FsspecResultTracker(tmp_path).store
     store.write("run/train/1", b"{}")
     stranger = os.open(tmp_path / "run/train", os.O_RDONLY)
     fcntl.flock(stranger, fcntl.LOCK_EX)
     assert not store.remove(store.list_files()[0])
-    store.write("run/train/1", b'{"a": 1}')
-    assert store.read("run/train/1") == b'{"a": 1}'
+    with pytest.raises(TrackerError):
+        store.write("run/train/1", b"{}")
     os.close(stranger)
     assert store.remove(store.list_files()[0])
 

@@ -276,10 +276,7 @@ def remove_file(path: str, root: str, size: int, modified: float) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: int, operation: int) -> Iterator[None]:
-    """Hold a lock on a folder, if its file system has locks: writers share it, and who removes a file has it alone.
-
-    Who writes goes on without it after some seconds: a stranger who keeps a lock makes no result get lost.
-    """
+    """Hold a lock on a folder, if its file system has locks: writers share it, and who removes a file has it alone."""
     try:
         readable = os.open(os.curdir, _LIST, dir_fd=folder)
     except PermissionError:  # a user who may write to a folder may not be allowed to read it
@@ -292,12 +289,9 @@ def _locked(folder: int, operation: int) -> Iterator[None]:
                 fcntl.flock(readable, operation | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() <= deadline:
-                    time.sleep(0.001)
-                elif operation == fcntl.LOCK_SH:
-                    break
-                else:
+                if time.monotonic() > deadline:
                     raise
+                time.sleep(0.001)
             except OSError:  # there are no locks
                 break
         yield
