@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import threading
 import time
@@ -17,7 +16,6 @@ from tests.entrypoints.cli.conftest import Call
 from tests.tracking.conftest import MADE, Gc
 from tests.tracking.test_cleanup import DAY, age, fill, key_of, left, put
 from torchx_kfp.contract.protocol import workspace_key
-from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, cleanup
 from torchx_kfp.tracking.cleanup import find_old_runs, find_unused_code, remove_code, remove_runs
 from torchx_kfp.tracking.store import File
@@ -43,40 +41,25 @@ def test_a_file_that_was_written_since_it_was_seen_stays(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
-def test_a_put_waits_for_the_instant_of_a_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody finds the key without results after the put."""
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_file_that_is_written_in_the_instant_of_its_removal_stays(
+    newer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = FsspecResultTracker(tmp_path).store
     store.write("run/train/1", b"{}")
     (seen,) = store.list_files()
-    writer = threading.Thread(target=store.write, args=("run/train/1", b'{"a": 1}'))
-    unlink = os.unlink
+    rename = os.rename
 
     def late(*given: Any, **options: Any) -> None:
-        writer.start()
-        writer.join(0.2)
-        assert store.read("run/train/1") == b"{}"
-        unlink(*given, **options)
+        store.write("run/train/1", b'{"a": 1}')
+        rename(*given, **options)
+        if newer:
+            store.write("run/train/1", b'{"a": 2}')
 
-    with monkeypatch.context() as patch:
-        patch.setattr("os.unlink", late)
-        assert store.remove(seen)
-    writer.join()
-    assert store.read("run/train/1") == b'{"a": 1}'
+    monkeypatch.setattr("os.rename", late)
+    assert not store.remove(seen)
+    assert store.read("run/train/1") == (b'{"a": 2}' if newer else b'{"a": 1}')
     assert os.listdir(tmp_path / "run/train") == ["1"]
-
-
-def test_a_folder_that_a_stranger_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container may lock its run's folder: the run stays, and nobody waits forever."""
-    monkeypatch.setattr("torchx_kfp.common.safe_files._LOCK_SECONDS", 0.1)
-    store = FsspecResultTracker(tmp_path).store
-    store.write("run/train/1", b"{}")
-    stranger = os.open(tmp_path / "run/train", os.O_RDONLY)
-    fcntl.flock(stranger, fcntl.LOCK_EX)
-    assert not store.remove(store.list_files()[0])
-    with pytest.raises(TrackerError):
-        store.write("run/train/1", b"{}")
-    os.close(stranger)
-    assert store.remove(store.list_files()[0])
 
 
 def test_a_run_is_listed_again_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,16 +128,16 @@ def test_a_second_call_finishes_the_removal(
         for run in ("one~", "two~"):
             put(base, f"{run}/train/1", f"{run}/train/2", f"metadata:{run}/train/1", f"sources:{run}/train/2")
         age(base)
-        unlink = os.unlink
+        rename = os.rename
         count = iter(range(100))
 
-        def fail(*given: Any, count: Any = count, after: int = after, unlink: Any = unlink, **options: Any) -> None:
+        def fail(*given: Any, count: Any = count, after: int = after, rename: Any = rename, **options: Any) -> None:
             if next(count) >= after:
                 raise error
-            unlink(*given, **options)
+            rename(*given, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "unlink", fail)
+            patch.setattr(os, "rename", fail)
             done = inside("gc", "--tracker-base", str(base), "--yes", "--older-than", "30d")
             # A program waits for the pool's threads when it ends; here, they would go on beside the second call.
             for thread in threading.enumerate():
@@ -211,15 +194,15 @@ def test_runs_of_other_users_do_not_keep_the_others(
 ) -> None:
     put(tmp_path, "mine~/train/1", "others~/train/1", "yours~/train/1", "metadata:others~/train/1")
     age(tmp_path)
-    unlink = os.unlink
+    rename = os.rename
 
-    def refuse(name: str, *, dir_fd: int) -> None:
-        if "/others-" in os.readlink(f"/proc/self/fd/{dir_fd}"):
+    def refuse(*names: str, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if "/others-" in os.readlink(f"/proc/self/fd/{src_dir_fd}"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        unlink(name, dir_fd=dir_fd)
+        rename(*names, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", refuse)
+        patch.setattr(os, "rename", refuse)
         done = inside("gc", "--tracker-base", str(tmp_path), "--yes", "--older-than", "30d")
     assert done.returncode == 1
     assert "No permission to remove" in done.stderr

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
-import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -36,8 +34,6 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 #: How often a write is retried: other processes may remove a folder just after this one has created it.
 _ATTEMPTS = 100
-#: Seconds for which a lock is waited for, at most. Its holders need microseconds; a stranger's may keep it.
-_LOCK_SECONDS = 5.0
 _PERMISSIONS = 0o777
 _CHUNK = 1 << 20
 #: The levels of folders that an artifact may have.
@@ -222,7 +218,7 @@ def write_file(
 
 
 def _write(folder: int, name: str, content: bytes | BinaryIO, durable: bool, permissions: int | None) -> None:
-    temporary = f"{TEMPORARY}{os.urandom(8).hex()}"
+    temporary = temporary_name()
     # From the first byte on: another user could open the file before its mode is changed.
     mode = 0o666 if permissions is None else permissions & 0o666
     with open(os.open(temporary, _CREATE, mode, dir_fd=folder), "wb") as file:
@@ -237,8 +233,7 @@ def _write(folder: int, name: str, content: bytes | BinaryIO, durable: bool, per
                 os.fchmod(file.fileno(), permissions)
             if durable:
                 os.fsync(file.fileno())
-            with _locked(folder, fcntl.LOCK_SH):
-                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
@@ -253,48 +248,9 @@ def copy_content(source: BinaryIO, target: BinaryIO) -> None:
         target.write(chunk)
 
 
-def remove_file(path: str, root: str, size: int, modified: float) -> bool:
-    """Remove a file if it still has this size and time of change; tell whether it is gone.
-
-    ``write_file`` does not replace it in this instant.
-
-    Raises:
-        UnfitFileError: the path leads out of the root.
-        OSError: it cannot be removed.
-    """
-    with (
-        contextlib.suppress(FileNotFoundError),
-        open_parent(path, root) as (folder, name),
-        _locked(folder, fcntl.LOCK_EX),
-    ):
-        state = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if (state.st_size, state.st_mtime) != (size, modified):
-            return False
-        os.unlink(name, dir_fd=folder)
-    return True
-
-
-@contextlib.contextmanager
-def _locked(folder: int, operation: int) -> Iterator[None]:
-    """Hold a lock on a folder, if its file system has locks: writers share it, and who removes a file has it alone."""
-    try:
-        readable = os.open(os.curdir, _LIST, dir_fd=folder)
-    except PermissionError:  # a user who may write to a folder may not be allowed to read it
-        yield
-        return
-    with _closing(readable):
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(readable, operation | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.001)
-            except OSError:  # there are no locks
-                break
-        yield
+def temporary_name() -> str:
+    """Return a new name for a file that is not complete yet, or about to go."""
+    return f"{TEMPORARY}{os.urandom(8).hex()}"
 
 
 def read_bytes(path: str, root: str | None = None, *, limit: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -15,8 +16,8 @@ from torchx_kfp.common.safe_files import (
     copy_content,
     open_parent,
     open_regular,
-    remove_file,
     special_kind,
+    temporary_name,
     write_file,
 )
 from torchx_kfp.common.text import shown
@@ -99,15 +100,28 @@ class DiskStore(Store):
     def remove(self, file: File) -> bool:
         """Remove a file unless it was written since it was listed, and the folders that are empty afterwards."""
 
+        def is_same(name: str) -> bool:
+            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return (state.st_size, state.st_mtime) == (file.size, file.modified)
+
         try:
-            if not remove_file(self._path(file.key), self._root, file.size, file.modified):
-                return False
-        except BlockingIOError:  # somebody keeps the folder locked
-            return False
+            with open_parent(self._path(file.key), self._root) as (folder, name):
+                if not is_same(name):
+                    return False
+                # It may have been replaced in this instant: then the new one is put back, unless there is a newer one.
+                aside = temporary_name()
+                os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+                is_old = is_same(aside)
+                if not is_old:
+                    with contextlib.suppress(FileExistsError):
+                        os.link(aside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                os.unlink(aside, dir_fd=folder)
+        except FileNotFoundError:
+            return True
         except OSError as error:
             raise self.problem("remove", file.key, error) from error
         self._remove_empty_folders(file.key)
-        return True
+        return is_old
 
     def remove_leftovers(self, before: float) -> None:
         for key, state in self._walk(""):
