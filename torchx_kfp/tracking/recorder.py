@@ -16,7 +16,7 @@ from torchx_kfp.tracking.artifact_files import StoredFiles
 from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.curves import Curve, History, Point
 from torchx_kfp.tracking.disk import DiskStore
-from torchx_kfp.tracking.entries import add_entry, list_entries, run_id_of
+from torchx_kfp.tracking.entries import add_entry, list_entries, name_after, run_id_of
 from torchx_kfp.tracking.lineage import Start
 from torchx_kfp.tracking.records import (
     FIELDS,
@@ -97,17 +97,18 @@ class Recorder(FsspecResultTracker):
         """Return the archive of a workspace; see ``read_workspace``."""
         return read_workspace(self.store, digest)
 
-    def add(self, run_id: str, fields: Mapping[str, object]) -> None:
+    def add(self, run_id: str, fields: Mapping[str, object], *, last: bool = False) -> None:
         """Record something about a run, or a whole pipeline run; ``records.Record`` has the fields.
 
         Args:
             run_id: the run.
             fields: values that JSON can represent.
+            last: whether it takes the place of what is there, even if that is from a machine whose clock is ahead.
 
         Raises:
             TrackerError: the store cannot be written.
         """
-        add_entry(self.store, run_id, fields)
+        add_entry(self.store, run_id, fields, name_after(self.store, run_id) if last else "")
 
     def records(self, run_ids: Iterable[str] | None = None, *fields: str) -> Records:
         """Return the records of runs and of those of their stages, by default of all runs: see ``records``.

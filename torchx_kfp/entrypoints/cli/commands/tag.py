@@ -37,7 +37,7 @@ def tag_command(run: str, words: tuple[str, ...], lookup: Lookup) -> None:
     if absent := {*gone} - recorder.record(name, "tags").tags.keys() if gone else set():
         print_message(f"The run has no tag {listed(map(repr, sorted(absent)))} that could be removed.")
     if tags:
-        recorder.add(name, {"tags": tags})
+        recorder.add(name, {"tags": tags}, last=True)
         if run != name:
             print_message(f"The run is {printable(name)}.")
     found = recorder.record(name, "tags").tags
