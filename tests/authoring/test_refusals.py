@@ -4,6 +4,7 @@
 # ruff: noqa: B006
 # No annotations from __future__: KFP reads the annotations of pipeline functions.
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,7 @@ FIELDS: list[Row] = [
         "tracker_base is 5 (int)",
         "must be a string or a channel",
     ),
+    (app(resource={"memMB": 100}), "{'memMB': 100}", "'trainer'", "Resource(cpu=2, gpu=0, memMB=4096)"),
     (lambda: component_from_app("train"), "'train'", "(str)", "component", "function"),
     (lambda: component_from_app(make_app), "(function)", "make_app(...)", "component_from_function(make_app)"),
     (lambda: component_from_app(AppDef("train")), "'train'", "no roles", "AppDef(name=..., roles=[Role(...)])"),
@@ -192,6 +194,8 @@ FIELDS: list[Row] = [
         for name in ("TORCHX_TRACKER_BASE", "TORCHX_JOB_ID", "TORCHX_PARENT_RUN_ID", "TORCHX_PARENT_RUN_IDS")
     ),
 ]
+if any(field.name == "base_image" for field in dataclasses.fields(Role)):
+    FIELDS.append((app(base_image="old:1"), "base_image='old:1'", "deprecated", "'trainer'"))
 
 VARIABLE = "'AWS_ACCESS_KEY_ID'"
 SECRETS: list[Row] = [

@@ -65,6 +65,12 @@ def test_the_state_of_a_folder(git: Git, tmp_path: Path) -> None:
         assert changed.changed
         path.write_text(before)
         assert state() == found
+    # So do the mode of a file, and a link in its place: the archive keeps both.
+    (code / "b.py").chmod(0o755)
+    assert state() == GitState(commit, "main", changed=True)
+    (code / "b.py").unlink()
+    (code / "b.py").symlink_to("x")
+    assert state() == GitState(commit, "main", changed=True)
     (code / "b.py").unlink()
     assert (removed := read_git_state(str(code), names - {"b.py"})) is not None
     assert removed.changed

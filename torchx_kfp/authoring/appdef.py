@@ -16,6 +16,7 @@ from torchx import specs
 
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.references import check_word
+from torchx_kfp.common.text import shown
 from torchx_kfp.contract.inputs import find_rewritten
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -30,7 +31,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "name": "mapped: label and description",
         "image": "mapped",
         "min_replicas": "rejected unless it is 1: there is one replica",
-        "base_image": "ignored: deprecated in TorchX 0.7.0, which does not read it, and removed later",
+        "base_image": "rejected: deprecated in TorchX 0.7.0, which does not read it, and removed later",
         "entrypoint": "mapped",
         "args": "mapped, with macros",
         "env": "mapped, with macros",
@@ -146,6 +147,11 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
             f"The entrypoint of {where} is {role.entrypoint!r}, which looks like an option. Set it to a program, and "
             "put options into Role.args."
         )
+    if getattr(role, "base_image", None):
+        raise AppDefError(
+            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "
+            "instead."
+        )
     if isinstance(role.image, str) and find_rewritten(role.image) and not contains_channel(role.image):
         raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
     return where
@@ -162,6 +168,11 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
                 "The option replicas=channel sets a number of replicas, and the task's set_cpu_limit(channel), "
                 "set_memory_limit and set_accelerator_limit its resources."
             )
+    if not isinstance(role.resource, specs.Resource):
+        raise AppDefError(
+            f"resource of {where} is {shown(role.resource)}. Give a Resource of torchx.specs: "
+            "Resource(cpu=2, gpu=0, memMB=4096)."
+        )
 
 
 def check_name(name: object, where: str) -> None:

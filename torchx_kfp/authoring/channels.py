@@ -148,9 +148,9 @@ def contains_channel(value: object) -> bool:
         return True
     if isinstance(value, dict):
         return any(contains_channel(item) for pair in value.items() for item in pair)
-    if isinstance(value, list | tuple | set):
-        return any(contains_channel(item) for item in value)
-    return dataclasses.is_dataclass(value) and contains_channel(vars(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return any(contains_channel(getattr(value, field.name, None)) for field in dataclasses.fields(value))
+    return isinstance(value, list | tuple | set | frozenset) and any(map(contains_channel, value))
 
 
 def ir_type(channel: pipeline_channel.PipelineChannel) -> str:

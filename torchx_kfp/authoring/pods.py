@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,6 +75,8 @@ def parse_ports(role: specs.Role) -> dict[str, int]:
     ports: dict[str, int] = {}
     for name, port in (role.port_map or {}).items():
         value = whole_number(port, f"port_map[{name!r}] of role {role.name!r}", 1)
+        if value > 65535:
+            raise AppDefError(f"port_map[{name!r}] of role {role.name!r} is {port!r}; give a port from 1 to 65535.")
         label = re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")[:15].strip("-")
         others = (f"port-{value}{suffix}" for suffix in ("", *map("-{}".format, range(len(ports)))))
         taken = label in ports or not re.search("[a-z]", label)
@@ -96,6 +99,12 @@ def _overlay(role: specs.Role) -> Mapping[str, Any]:
             f"metadata['kubernetes'] of role {role.name!r} is {given!r}. Give a dict that changes the pod, such as "
             "{'spec': {'tolerations': [...]}}."
         )
+    try:
+        json.dumps(found, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AppDefError(
+            f"metadata['kubernetes'] of role {role.name!r} cannot be written as JSON: {error}. Got: {given!r}."
+        ) from None
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -56,31 +57,33 @@ def run_git(folder: str, *words: str) -> bytes | None:
 
 
 def _committed(folder: str, commit: str) -> dict[str, str] | None:
-    """Return the hashes of the files of a commit by their names in the folder, with those of submodules."""
+    """Return the modes and hashes of the files of a commit by their names in the folder, with those of submodules."""
     listed = run_git(folder, "ls-tree", "-r", "-z", commit)
     if listed is None:
         return None
     found: dict[str, str] = {}
     for entry in filter(None, listed.split(b"\0")):
         about, _, path = entry.partition(b"\t")
-        _, kind, digest = about.decode().split()
+        mode, kind, digest = about.decode().split()
         name = os.fsdecode(path)
         if kind == "commit":
             inner = _committed(os.path.join(folder, name), digest) or {}  # it may not be checked out
             found |= {f"{name}/{below}": its for below, its in inner.items()}
         else:
-            found[name] = digest
+            found[name] = f"{mode} {digest}"
     return found
 
 
 def _hash(path: str, like: str) -> str:
-    """Return git's hash of a file or link, of the length of another one; empty if it cannot be read."""
+    """Return git's mode and hash of a file or link, of the length of another one; empty if it cannot be read."""
     try:
-        content = os.fsencode(os.readlink(path)) if os.path.islink(path) else read_bytes(path, limit=_LARGEST)
+        is_link, bits = os.path.islink(path), os.lstat(path).st_mode
+        content = os.fsencode(os.readlink(path)) if is_link else read_bytes(path, limit=_LARGEST)
     except OSError:
         return ""
+    mode = "120000" if is_link else "100755" if bits & stat.S_IXUSR else "100644"
     kind = hashlib.sha256 if len(like) == 64 else hashlib.sha1
-    return kind(b"blob %d\0%s" % (len(content), content)).hexdigest()
+    return f"{mode} {kind(b'blob %d' % len(content) + bytes(1) + content).hexdigest()}"
 
 
 def read_git_state(folder: str, names: Collection[str]) -> GitState | None:

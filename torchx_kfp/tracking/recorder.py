@@ -27,6 +27,7 @@ from torchx_kfp.tracking.records import (
     Record,
     Records,
     fold_records,
+    is_replay,
     read_record,
     read_records,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "StoredFiles",
     "Trial",
     "describe_code",
+    "is_replay",
     "parse_tags",
 ]
 

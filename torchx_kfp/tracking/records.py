@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,10 +23,16 @@ from torchx_kfp.tracking.lineage import Lineage, Source, Start, trace
 from torchx_kfp.tracking.searches import Search, parse_search
 from torchx_kfp.tracking.store import Store
 
-#: Begins the run ids of replays, and no others: those of local runs have no underscore, and those of KFP are UUIDs.
+#: Begins the run ids of replays, which go on as those of local runs do.
 REPLAY = "replay_"
+_REPLAY = re.compile(rf"{REPLAY}[^/]+-\d{{8}}-\d{{6}}-[0-9a-f]{{6}}(?:/|$)")
 #: The metadata of a replay that names the stage's run.
 REPLAY_OF = "replays"
+
+
+def is_replay(run_id: str) -> bool:
+    """Tell whether a run id, or that of a pipeline run, is one that ``replay`` makes."""
+    return _REPLAY.match(run_id) is not None
 
 
 @dataclass(frozen=True)

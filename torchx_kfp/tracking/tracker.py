@@ -15,7 +15,7 @@ from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseEr
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import warn_once
-from torchx_kfp.tracking.records import REPLAY, read_record
+from torchx_kfp.tracking.records import is_replay, read_record
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
 from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text
 
@@ -190,8 +190,8 @@ class FsspecResultTracker(ResultTracker):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        left_out = REPLAY if prefix is None and not replays else "/"  # which no key begins with
-        return results_frame((key, its) for key, its in self.items(prefix) if not key.startswith(left_out))
+        has_all = replays or prefix is not None
+        return results_frame((key, its) for key, its in self.items(prefix) if has_all or not is_replay(key))
 
     def history(self, key: Key) -> History:
         """Return the metrics that a run has logged with ``current_run().log()``, one curve for each name."""

@@ -99,6 +99,8 @@ ENGINES: list[Row] = [
             ({"VCJob": {"spec": {}}}, "{'VCJob': {'spec': {}}}"),
             ({"V1Pod": {}, "V1Job": {}}, "'V1Job'"),
             ({"V1Pod": ["spec"]}, "['spec']"),
+            ({"spec": {"x": object}}, "JSON"),
+            ({"spec": {"x": float("nan")}}, "JSON"),
         ]
     ),
 ]

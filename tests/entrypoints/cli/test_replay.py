@@ -188,6 +188,8 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
         f"Run {here.run.name}\n"
         in call("results", "--tracker-base", str(here.base), "latest", "--output-dir", "none").stdout
     )
+    tracker.put("replay_buffer/seed0", x=1)  # no replay
+    assert "replay_buffer/seed0" in tracker.to_frame().index
     assert f"Run {name}\n" in call("results", "--tracker-base", str(here.base), name).stdout
 
 

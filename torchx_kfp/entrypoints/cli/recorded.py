@@ -23,7 +23,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import REPLAY, Recorder
+from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 
 
@@ -253,7 +253,7 @@ def _newest(recorder: Recorder) -> str | None:
     times = recorder.last_written()
     # The times of S3 are whole seconds; the names of runs often have the time, too.
     ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)
-    return next((run for run in ordered if not run.startswith(REPLAY)), None)
+    return next((run for run in ordered if not is_replay(run)), None)
 
 
 def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = ()) -> list[str]:

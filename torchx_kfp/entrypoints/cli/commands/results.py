@@ -31,7 +31,7 @@ from torchx_kfp.entrypoints.cli.recorded import (
     titled,
 )
 from torchx_kfp.errors import ArgumentError, MissingResultsError
-from torchx_kfp.tracking.recorder import REPLAY, Recorder
+from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _all(recorder: Recorder) -> Chosen:
     known = recorder.keys()
     if not known:
         raise nothing(recorder.tracker_base)
-    if replays := {key for key in known if key.startswith(REPLAY)}:
+    if replays := {key for key in known if is_replay(key)}:
         runs = sorted({pipeline_run(key) for key in replays})
         names = printable(listed(runs))
         if replays.issuperset(known):

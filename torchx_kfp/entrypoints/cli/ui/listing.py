@@ -22,7 +22,7 @@ from torchx_kfp.execution.runs.history import RunReader, find_runs
 from torchx_kfp.execution.runs.journal import EVENTS_FILE
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import REPLAY, Recorder
+from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run
 
 #: What was read is shown again for this many seconds, and for this many times those that it took to read it.
@@ -132,7 +132,7 @@ class Runs:
             return
         recorder = open_recorder(self._base)
         written = recorder.written()
-        left_out = superseded(written) | {key for key in written if key.startswith(REPLAY)}
+        left_out = superseded(written) | {key for key in written if is_replay(key)}
         keys: dict[str, list[str]] = {}
         for key in sorted(written.keys() - left_out):
             keys.setdefault(pipeline_run(key), []).append(key)
