@@ -258,6 +258,21 @@ def test_artifacts_are_uploaded_or_registered(
     assert Path(stored["folder"], "deep", "a.txt").read_text() == "deep"
 
 
+def test_what_a_run_reads_is_recorded_after_a_failure(
+    tracker: Any, client: MlflowClient, experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker.will_read(RUN, ["run/prepare/1"])
+    with monkeypatch.context() as patch:
+        patch.setattr(tracker._client, "log_batch", lambda *_, tags, **__: 1 / (not tags))
+        tracker.add_metadata(RUN, loss=1.0)
+    tracker._paused_until = 0
+    tracker.add_metadata(RUN, loss=2.0)
+    tags = the_run(client, experiment).data.tags
+    assert [json.loads(text)["run_id"] for name, text in tags.items() if name.startswith("torchx.source.")] == [
+        "run/prepare/1"
+    ]
+
+
 @pytest.mark.parametrize(
     "run_id", ['run/it\'s "quoted"/1', "50%27/\\/x", "local_cwd://torchx/train-x1", "plain", "é{}`"]
 )

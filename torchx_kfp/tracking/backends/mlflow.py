@@ -34,7 +34,7 @@ try:
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.exceptions import MlflowException
     from torchx.tracker.api import TrackerBase
-except ModuleNotFoundError as error:
+except ImportError as error:
     raise TrackerError(
         f'The tracker "mlflow" needs MLflow and TorchX in the image ({error}): {install_line("mlflow")}. Or leave it '
         "out of trackers= of the stage."
@@ -73,6 +73,9 @@ def _copies(record: Callable[..., None]) -> Callable[..., None]:
                 return
             try:
                 record(self, run_id, *given, **named)
+                if left := self._sources.get(run_id):
+                    self._add_sources(run_id, left)
+                    self._sources[run_id] = ()
             except Exception as error:
                 ended = time.monotonic()
                 self._paused_until = ended + _PAUSE * (ended - started)
@@ -99,7 +102,8 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     def __init__(
         self, tracking_uri: str, experiment: str, experiment_id: str | None = None, *, is_main: bool = True
     ) -> None:
-        self._client = MlflowClient(tracking_uri=tracking_uri)
+        # A client of a database creates its tables, which several processes cannot do at once.
+        self._client: Any = MlflowClient(tracking_uri=tracking_uri) if is_main else None
         self._experiment = experiment
         self._known_experiment = experiment_id
         self._open: dict[str, str] = {}  # by run id
@@ -208,7 +212,6 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
                 tags |= {f"{_OWN}stage": name.partition("/")[0]} if name else {}
                 found = [self._client.create_run(experiment, tags=tags, run_name=name or run_id)]
             self._open[run_id] = found[0].info.run_id
-            self._add_sources(run_id, self._sources.get(run_id, ()))
             self._parameters |= {(run_id, key): text for key, text in found[0].data.params.items()}
         return self._open[run_id]
 
@@ -247,7 +250,8 @@ def create(config: str | None = None) -> MlflowTracker:
         config: MLflow's tracking URI, by default ``MLFLOW_TRACKING_URI``.
 
     Raises:
-        TrackerError: there is no URI. MLflow would then write into a folder of the container.
+        TrackerError: there is no URI, with which MLflow would write into a folder of the container, or it cannot be
+            used.
     """
     uri = config or os.environ.get(_URI)
     if not uri:
@@ -260,7 +264,13 @@ def create(config: str | None = None) -> MlflowTracker:
     name = os.environ.get(_EXPERIMENT_NAME)
     identifier = None if name else os.environ.get(_EXPERIMENT_ID) or None
     uri = os.path.expanduser(uri)  # MLflow would make a folder named "~"
-    return _tracker(uri, name or DEFAULT_EXPERIMENT, identifier, is_main=rank() == 0)
+    try:
+        return _tracker(uri, name or DEFAULT_EXPERIMENT, identifier, is_main=rank() == 0)
+    except Exception as error:  # MLflow's own, and those of a database's driver
+        raise TrackerError(
+            f'The tracker "mlflow" cannot be used ({type(error).__name__}: {error}). Check its URI, or leave it out of '
+            "trackers= of the stage."
+        ) from None
 
 
 _tracker = functools.cache(MlflowTracker)
