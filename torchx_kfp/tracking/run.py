@@ -60,7 +60,7 @@ class Run:
         reads: Mapping[str, protocol.RunIds] | None = None,
         *,
         reader: str | None = None,
-        fetched: dict[str, Result] | None = None,
+        together: _Together | None = None,
         mlflow: MlflowTracker | None = None,
         is_main_process: bool = True,
     ) -> None:
@@ -68,7 +68,7 @@ class Run:
         self._tracker = tracker
         self._reads = reads  # None for a run that another one reads
         self._reader = reader  # the run that reads it
-        self._fetched = fetched  # results that were fetched with those of others
+        self._together = together  # fetches results with those of others
         self._mlflow = mlflow  # gets copies
         self._is_main_process = is_main_process  # of its stage, which may have others
 
@@ -121,8 +121,8 @@ class Run:
                 "A run that the stage reads has an empty run id: the pipeline passed an empty value to reads=, for "
                 "example an empty parameter. Pass the id of a run."
             )
-        fetched, self._fetched = self._fetched, None  # a program that asks again gets what is stored by then
-        found = fetched or self._tracker.get(self.id)
+        together, self._together = self._together, None  # a program that asks again gets what is stored by then
+        found = (together and together.results.get(self.id)) or self._tracker.get(self.id)
         if not found and self._reads is None:
             raise MissingResultsError(
                 f"The run {self.id!r} has recorded no results under the tracker base {self._tracker.tracker_base!r}. "
@@ -313,8 +313,25 @@ class Run:
         return f"Run({self.id!r})"
 
 
+class _Together:
+    """The results of several runs, which are fetched all at once when those of the first one are needed."""
+
+    def __init__(self, tracker: FsspecResultTracker, run_ids: Iterable[str]) -> None:
+        self._tracker = tracker
+        self._ids = run_ids
+
+    @functools.cached_property
+    def results(self) -> Mapping[str, dict[str, Result]]:
+        with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
+            return self._tracker.get_many(self._ids)
+        return {}
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()  # in another process, a run fetches only its own
+
+
 class FanIn(list[Run]):
-    """The runs of a fan-in, in loop order. Iterating over them fetches all results at once."""
+    """The runs of a fan-in, in loop order. After iterating over them, the first results fetch those of all."""
 
     def __init__(self, run_ids: Iterable[str], tracker: FsspecResultTracker, reader: str) -> None:
         self._ids = tuple(run_ids)
@@ -322,11 +339,9 @@ class FanIn(list[Run]):
         super().__init__(Run(run_id, tracker, reader=reader) for run_id in self._ids)
 
     def __iter__(self) -> Iterator[Run]:
-        fetched: Mapping[str, dict[str, Result]] = {}
-        with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
-            fetched = self._tracker.get_many(self._ids)
+        together = _Together(self._tracker, self._ids)
         for run in super().__iter__():
-            yield Run(run.id, self._tracker, reader=run._reader, fetched=fetched.get(run.id))
+            yield Run(run.id, self._tracker, reader=run._reader, together=together)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the results as a pandas DataFrame with a row for each run; see ``FsspecResultTracker.to_frame``.
