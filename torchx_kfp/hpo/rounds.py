@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,10 @@ _BEFORE, _TRIALS = "search", "trials"
 _STAND_IN = "torchx-kfp-parameter-"
 
 
+class _UnknownParameterError(SearchError, AttributeError):
+    """Raised for an attribute, because others than the user ask, too, whether there is one."""
+
+
 class Parameters(Mapping[str, Any]):
     """The parameters of a trial, as channels: ``p.lr`` or ``p["lr"]``.
 
@@ -47,8 +52,8 @@ class Parameters(Mapping[str, Any]):
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
-        except SearchError as error:  # others than the user ask, too, whether there is an attribute
-            raise AttributeError(str(error)) from None
+        except SearchError as error:
+            raise _UnknownParameterError(str(error)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._channels)
@@ -156,6 +161,10 @@ def _look_at(trial: Callable[[Parameters], specs.AppDef], parameters: Sequence[s
         {name: pipeline_channel.create_pipeline_channel(f"{_STAND_IN}{name}", "String") for name in parameters}
     )
     call = "Write a function of one argument that returns an AppDef, such as lambda p: train(lr=p.lr), or train(**p)."
+    try:
+        inspect.signature(trial).bind(stand_ins)
+    except TypeError as error:
+        raise SearchError(f"trial cannot be called with the parameters of a trial: {error}. {call}") from None
     try:
         app = trial(stand_ins)
     except ChannelError as error:
