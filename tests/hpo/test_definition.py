@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
@@ -91,6 +92,9 @@ def test_a_grid_takes_the_rounds_that_it_needs(rounds: Any, trials: Any, planned
         ({"parameters": {"items": hpo.int(1, 2)}}, ["'items'", "'trial_items'"]),
         ({"parameters": {"front": hpo.int(1, 2)}}, ["'front'", "output", "'trial_front'"]),
         ({"parameters": {"lr": 0.1}}, ["'lr'", "0.1", "hpo.log"]),
+        ({"parameters": {"lr": {}}}, ["'lr'", "is {}", "hpo.log"]),
+        ({"parameters": {"lr": {"low": 1, "high": 2}}}, ["'lr'", "{'low': 1, 'high': 2}", "hpo.log"]),
+        ({"parameters": {"lr": {"type": "float", "bounds": [1, math.inf], "log": False}}}, ["inf", "hpo.log"]),
         ({"parameters": {"text": hpo.choice("a", "{{workflow.name}}")}}, ["'text'", "{{workflow.name}}", "look up"]),
         ({"parameters": {"text": hpo.choice("a", "$(HOME)")}}, ["$(HOME)", "look up"]),
         ({"parameters": {"text": hpo.choice("a", "\U0001f600")}}, ["\U0001f600", "look up"]),
@@ -107,7 +111,10 @@ def test_a_grid_takes_the_rounds_that_it_needs(rounds: Any, trials: Any, planned
         ({"rounds": 0}, ["rounds is 0", "1 or more"]),
         ({"optimizer": "rndom"}, ["'rndom'", "'random'?", "module:function"]),
         ({"optimizer": "my module:function"}, ["'my module:function'", "module:function"]),
-        ({"optimizer": "grid", "parameters": LR}, ["'lr'", "hpo.log(0.0001, 1.0, points=5)"]),
+        (
+            {"optimizer": "grid", "parameters": LR},
+            ["is hpo.log(0.0001, 1.0),", ": hpo.log(0.0001, 1.0, points=5)"],
+        ),
         ({"optimizer": "grid", "parameters": {"x": hpo.int(1, 9)}}, ["6 trials", "9 points", "Leave out"]),
         ({"parameters": {"x": hpo.float(0, 1)}, "trials": 10_000}, ["10000 trials", "65,536", "fewer"]),
     ],
@@ -123,7 +130,9 @@ def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
         (hpo.float, (1, 1), ["hpo.float(1, 1)", "below high"]),
         (hpo.float, (0, math.inf), ["inf", "finite"]),
         (hpo.float, (-1.7e308, 1.7e308), ["1.7e+308", "finite"]),
-        (hpo.log, (0, 1), ["begins at 0", "above 0", ": hpo.float(0, 1)."]),
+        (hpo.log, (1.0, 0.5), ["hpo.log(1.0, 0.5)", "below high"]),
+        (functools.partial(hpo.int, points=1), (1, 8), ["hpo.int(1, 8, points=1)", "2 or more"]),
+        (hpo.log, (0, 1), ["hpo.log(0, 1) begins at 0", "above 0", ": hpo.float(0, 1)."]),
         (hpo.float, (0, 1, True), ["begins at 0", "above 0", ": hpo.float(0, 1)."]),
         (hpo.int, (1, 2.5), ["2.5", "hpo.int(1, 8)"]),
         (hpo.int, (0, 2**53 + 1), ["2**53", "logarithm"]),

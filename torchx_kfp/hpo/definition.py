@@ -86,7 +86,7 @@ def _check_parameters(parameters: Mapping[str, Space]) -> None:
             raise SearchError(
                 f"parameters has the name {name!r}, which {whose}. Rename it, for example to {f'trial_{name}'!r}."
             )
-        if not isinstance(space, Mapping):
+        if not isinstance(space, Space):
             raise SearchError(f"parameters[{name!r}] is {space!r}. Write its range or its values: {example}.")
         for value in space.get("values", ()):
             if isinstance(value, str):
@@ -149,7 +149,7 @@ def _plan_grid(definition: Mapping[str, Any]) -> Mapping[str, Any]:
         if space["type"] == "float" and "points" not in space:
             raise SearchError(
                 f"parameters[{name!r}] is {space}, which a grid cannot try as a whole. Say how many of its values: "
-                f"hpo.{'log' if space['log'] else 'float'}({', '.join(map(repr, space['bounds']))}, points=5)."
+                f"{Space(space, points=5)}."
             )
     size = math.prod(len(points(space)) for space in definition["parameters"].values())
     rounds, trials = definition["rounds"], definition["trials"]
@@ -169,7 +169,7 @@ def _plan_grid(definition: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_size(spaces: Mapping[str, Space], trials: int) -> None:
     longest = {}
     for name, space in spaces.items():
-        longest[name] = max(space.get("values", space.get("bounds")), key=lambda value: len(json.dumps(value)))
+        longest[name] = max(space.get("values") or space["bounds"], key=lambda value: len(json.dumps(value)))
     size = trials * len(json.dumps(longest))
     if size > publisher.LONGEST:
         raise SearchError(

@@ -16,7 +16,18 @@ from torchx_kfp.errors import SearchError
 #: KFP passes numbers as doubles, which have every whole number up to this one.
 _LARGEST_INT = 2**53
 
-Space = Mapping[str, Any]
+
+class Space(dict[str, Any]):
+    """The values that a parameter can have, made by ``float``, ``log``, ``int`` and ``choice``."""
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        if "values" in self:
+            return f"hpo.choice({', '.join(map(repr, self['values']))})"
+        is_log = self["log"] and self["type"] == "float"
+        words = [*map(repr, self["bounds"]), *(["log=True"] if self["log"] and not is_log else ())]
+        words += [f"points={self['points']!r}"] if "points" in self else ()
+        return f"hpo.{'log' if is_log else self['type']}({', '.join(words)})"
 
 
 def float(low: builtins.float, high: builtins.float, log: bool = False, *, points: builtins.int | None = None) -> Space:
@@ -87,27 +98,27 @@ def choice(*values: Any) -> Space:
         wrong = "has a value twice. Name each once."
     elif str not in kinds and not all(math.isfinite(value) and abs(value) <= _LARGEST_INT for value in values):
         wrong = "has a number that KFP cannot pass on: beyond 2**53, or not finite. Write text."
+    space = Space(type="choice", values=list(values))
     if wrong:
-        raise SearchError(f"hpo.choice({', '.join(map(repr, values))}) {wrong}")
-    return {"type": "choice", "values": list(values)}
+        raise SearchError(f"{space} {wrong}")
+    return space
 
 
-def type_of(space: Space) -> type[Any]:
+def type_of(space: Mapping[str, Any]) -> type[Any]:
     """Return the type of a parameter's values. Whole numbers among others are floats."""
     kinds = {type(value) for value in space.get("values", space.get("bounds"))}
     return kinds.pop() if len(kinds) == 1 else builtins.float
 
 
 def _range(kind: str, number: type[Any], low: Any, high: Any, log: bool, points: builtins.int | None) -> Space:
-    said = f"hpo.{kind}({low!r}, {high!r})"
+    space = Space(type=kind, bounds=[low, high], log=log, **({} if points is None else {"points": points}))
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
-        raise SearchError(f"{said} is not a range: low must be below high, and both finite.")
+        raise SearchError(f"{space} is not a range: low must be below high, and both finite.")
     if log and low <= 0:
         raise SearchError(
-            f"The range begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers themselves "
-            f"evenly: {said}."
+            f"{space} begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers themselves "
+            f"evenly: {Space(space, log=False)}."
         )
     if points is not None and points < 2:
-        raise SearchError(f"{said} has {points!r} points. A grid has 2 or more in a range: points=5.")
-    counted = {} if points is None else {"points": points}
-    return {"type": kind, "bounds": [number(low), number(high)], "log": log, **counted}
+        raise SearchError(f"{space} has {points!r} points. A grid has 2 or more in a range: points=5.")
+    return Space(space, bounds=[number(low), number(high)])
