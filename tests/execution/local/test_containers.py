@@ -1,12 +1,17 @@
 """Stages in containers, without an engine: what is rejected before one is asked, and how one is looked for."""
 
 import os
+import signal
+import subprocess
 
 import pytest
 from kfp import compiler, dsl
 
+from tests.execution.host.calling import wait_until
 from tests.execution.local.components import shell, write
+from tests.execution.local.test_failures import alive
 from tests.facts import says
+from tests.programs import PROGRAM
 from torchx_kfp.errors import ArgumentError, ContainerEngineError, UnsupportedPipelineError
 from torchx_kfp.local import run
 
@@ -22,6 +27,11 @@ def inner():
 def outer():
     shell(script="out")
     inner()
+
+
+@dsl.pipeline
+def single():
+    write(x="a")
 
 
 @dsl.container_component
@@ -92,6 +102,29 @@ def test_a_wrong_option_of_containers_is_refused(options, facts, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ArgumentError, match=says(*facts)):
         run(outer, **{"docker": True, **options})
+
+
+def engine(tmp_path, answers):
+    """Replace the program of an engine."""
+    (tmp_path / "bin" / "docker").write_text(
+        f'#!/bin/sh\ncd "${{0%/*}}"\ncase "$1" in info) echo \'{{"NCPU": 1}}\' ;; {answers} esac\n'
+    )
+
+
+def test_ctrl_c_ends_the_pull_of_a_replay(tmp_path):
+    compiler.Compiler().compile(single, str(tmp_path / "single.yaml"))
+    assert run(tmp_path / "single.yaml", output_dir=tmp_path / "local_outputs").state == "succeeded"
+    engine(tmp_path, "image) exit 1 ;; pull) echo $$ >pulling; mv pulling pull; exec sleep 300 ;;")
+    replaying = subprocess.Popen([PROGRAM, "replay", "--docker", "latest/write"], cwd=tmp_path)
+    wait_until((tmp_path / "bin" / "pull").exists, 60)
+    pid = int((tmp_path / "bin" / "pull").read_text())
+    replaying.send_signal(signal.SIGINT)
+    assert replaying.wait(60) == 130
+    try:
+        wait_until(lambda: not alive(pid), 10)
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_no_variable_of_a_pipeline_changes_the_engines_program(tmp_path):

@@ -106,14 +106,17 @@ def ask(
     # A session of its own: Ctrl-C in a terminal is for this process.
     process: subprocess.Popen[bytes]
     with subprocess.Popen([program, *words], env=environ, start_new_session=True, **streams) as process:
-        while True:
-            try:
-                output, errors = process.communicate(timeout=POLL if is_ended else _TIMEOUT)
-                break
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline or (is_ended and is_ended()):
-                    process.kill()
-                    raise EngineError(f"it has not answered for {_TIMEOUT} s") from None
+        try:
+            while True:
+                try:
+                    output, errors = process.communicate(timeout=POLL if is_ended else _TIMEOUT)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > deadline or (is_ended and is_ended()):
+                        raise EngineError(f"it has not answered for {_TIMEOUT} s") from None
+        except BaseException:  # such as Ctrl-C, if this is the main thread
+            process.kill()
+            raise
     if process.returncode:
         raise EngineError(_reason(errors.decode("utf-8", "replace")))
     return output.decode("utf-8", "replace")
