@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from kfp import compiler, dsl
+from kfp import compiler, dsl, kubernetes
 
 from tests.execution.host.calling import wait_until
 from tests.execution.local.components import shell, write
@@ -125,6 +125,39 @@ def test_ctrl_c_ends_the_pull_of_a_replay(tmp_path):
     finally:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_stages_that_wait_for_a_pull_share_its_failure(tmp_path):
+    """All three look for the image before the pull ends."""
+    found = "image) echo >>images; exit 1 ;;"
+    wait = "i=0; until [ $(wc -l <images) -ge 3 ] || [ $i = 300 ]; do i=$((i + 1)); sleep 0.1; done; sleep 0.3"
+    engine(tmp_path, f"{found} pull) echo >>pulls; {wait}; echo Error: denied. >&2; exit 1 ;;")
+
+    @dsl.pipeline
+    def pipeline():
+        for _ in range(3):
+            write(x="a")
+
+    done = run(pipeline, docker=True, output_dir=tmp_path / "runs", parallelism=3, cache=False)
+    assert [("cannot be pulled: denied" in stage.reason) for stage in done.stages] == [True] * 3
+    assert (tmp_path / "bin" / "pulls").read_text() == "\n"
+
+
+def test_an_image_is_pulled_again_after_a_failure_and_then_no_more(tmp_path):
+    pull = "echo >>pulls; [ $(wc -l <pulls) -gt 1 ]"
+    engine(tmp_path, f"image) echo '[{{}}]' ;; pull) {pull} ;; create) echo id ;;")
+
+    @dsl.pipeline
+    def pipeline():
+        first, second = shell(script=":").set_retry(1), shell(script=":")
+        second.after(first)
+        for task in (first, second):
+            kubernetes.set_image_pull_policy(task, "Always")
+
+    done = run(pipeline, docker=True, output_dir=tmp_path / "runs", cache=False)
+    assert done.state == "succeeded"
+    assert (tmp_path / "bin" / "pulls").read_text() == "\n\n"
+    assert ["Pulling" in stage.log_file.read_text() for stage in done.stages] == [True, False]
 
 
 def test_no_variable_of_a_pipeline_changes_the_engines_program(tmp_path):

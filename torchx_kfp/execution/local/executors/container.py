@@ -63,8 +63,10 @@ class ContainerExecutor:
         self.run_id = run_id
         #: The mark of the run's folder: see ``process.run_mark``.
         self.mark = ""
-        #: The images that were pulled, and their locks: each is pulled once, however many stages wait for it.
+        #: The images that were pulled, why others could not be, and their locks: each is pulled once, however many
+        #: stages wait for it.
         self._pulled: set[str] = set()
+        self._refused: dict[str, EngineError] = {}
         self._pulling: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     @contextlib.contextmanager
@@ -100,23 +102,28 @@ class ContainerExecutor:
 
     def _provide(self, image: str, policy: str, setup: Setup) -> dict[str, Any]:
         """Return the engine's description of the image, which is pulled if it is missing."""
-        found = self.engine.inspect("image", image)
+        before, found = self._refused.get(image), self.engine.inspect("image", image)
         if policy == "Never" and found is None:
             raise AttemptError(
                 f"could not be started: the image {image!r} is not here, and its image pull policy is Never. Build or "
                 "pull it"
             )
         if policy == "Always" or found is None:
-            setup.say(f"Pulling the image {image}.")
+            if image not in self._pulled:
+                setup.say(f"Pulling the image {image}.")
             pulling = self._pulling[image]
             while not pulling.acquire(timeout=POLL):
                 setup.verify_wanted()
             try:
                 if image not in self._pulled:
+                    refused = self._refused.get(image)
+                    if refused is not None and refused is not before:  # while this stage waited
+                        raise refused
                     self.engine.ask("pull", "--quiet", "--", image, is_ended=setup.is_ended)
                     self._pulled.add(image)
             except EngineError as error:
                 setup.verify_wanted()
+                self._refused[image] = error
                 missing = "is not here and " if found is None else ""
                 raise AttemptError(
                     f"could not be started: the image {image!r} {missing}cannot be pulled: {error}. Build it, or "
