@@ -308,7 +308,10 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
     rm = ["rm", "-rf", "--", top]
     done = subprocess.run(rm, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        subprocess.run(["chmod", "-R", "u+rwx", "--", top], stderr=subprocess.DEVNULL, check=False)
+        # Not files: others may have links to them.
+        closed = [os.path.abspath(top), "-type", "d", "!", "-perm", "-700"]
+        chmod = ["find", *closed, "-exec", "chmod", "u+rwx", "{}", ";"]
+        subprocess.run(chmod, stderr=subprocess.DEVNULL, check=False)
         done = subprocess.run(rm, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise OSError(errno.EIO, done.stderr.strip(), os.fspath(top))

@@ -142,22 +142,30 @@ def test_two_that_remove_the_same_runs(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_folders_that_forbid_to_write_to_them(tmp_path: Path) -> None:
-    """One that cannot be removed does not keep others."""
+def test_folders_that_forbid_to_write_to_them(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One that cannot be removed does not keep others. A file that is also elsewhere stays there as it is."""
     for name in ("a", "bb", "ccc"):
         make(tmp_path, name)
     (tmp_path / "bb/train_1").chmod(0o500)
     (tmp_path / "ccc/train_1/deep").mkdir()
     (tmp_path / "ccc/train_1/deep/file").write_text("x")
+    shared = tmp_path_factory.mktemp("elsewhere") / "file"
+    shared.touch(0o400)
+    (tmp_path / "ccc/train_1/deep/link").hardlink_to(shared)
+    (tmp_path / "ccc/train_1/deep").chmod(0)
     (tmp_path / "ccc/train_1").chmod(0)
+    # Root, and the programs that it starts, may write to all folders unless they lose CAP_DAC_OVERRIDE and
+    # CAP_DAC_READ_SEARCH: PR_CAPBSET_DROP is for the programs.
     program = (
         "import ctypes, os, sys; from tests.execution.local.test_old_runs import removed; from pathlib import Path; "
-        "os.geteuid() or ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()); "
+        "libc = ctypes.CDLL(None); os.geteuid() or [libc.prctl(24, number) for number in (1, 2)]; "
+        "os.geteuid() or libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()); "
         "print(*removed(Path(sys.argv[1])))"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {"a", "bb", "ccc"}
     assert os.listdir(tmp_path) == []
+    assert shared.stat().st_mode & 0o777 == 0o400
 
 
 def test_deep_folders_and_pipes_are_removed(tmp_path: Path) -> None:
