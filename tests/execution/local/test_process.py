@@ -8,7 +8,7 @@ from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from torchx_kfp.contract import protocol
-from torchx_kfp.execution.local.executors.process import stage_environment
+from torchx_kfp.execution.local.executors.process import RUN_MARK, stage_environment
 from torchx_kfp.execution.local.kubernetes import KNOWN_OF_PIPELINES
 from torchx_kfp.execution.pipeline.pod_settings import POD_SETTINGS
 
@@ -26,6 +26,10 @@ def test_python_is_the_running_interpreter_without_such_names_in_its_folder(tmp_
         command = [os.path.join(path, name), "-c", "import sys, yaml; print(sys.argv[1:])", "a b", ""]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout == "['a b', '']\n"
+
+
+def test_a_run_inside_of_a_stage_keeps_the_outer_mark(tmp_path):
+    assert stage_environment(tmp_path, "inner", {RUN_MARK: "outer"})[RUN_MARK] == "outer:inner"
 
 
 def test_trackers_of_a_stage_around_a_run_are_its_own(tmp_path):
