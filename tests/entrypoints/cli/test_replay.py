@@ -359,7 +359,7 @@ def test_a_replay_is_attached_to_the_terminal(call: Program, tmp_path: Path):
     assert terminal.end() == 3
 
 
-def test_a_shell_has_everything_set_up(call: Program):
+def test_a_shell_has_everything_set_up(call: Program, here: Here):
     environ = {"SHELL": "/bin/sh", "PS1": "ready> "}
     terminal = call.terminal(100, "replay", "latest/train[0]", "--shell", **environ)
     terminal.wait_for("sh $TORCHX_KFP_REPLAY", "ready>")
@@ -367,3 +367,5 @@ def test_a_shell_has_everything_set_up(call: Program):
     terminal.wait_for("ran ['a']", "code 7", "id=replay_kinds")
     terminal.send(b"exit 5\n")
     assert terminal.end() == 5
+    scripts = here.folder.glob("local_outputs/replays/*/*/made/command.sh")
+    assert {script.stat().st_mode & 0o777 for script in scripts} == {0o755}

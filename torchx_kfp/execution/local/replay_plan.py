@@ -67,9 +67,10 @@ class ReplayPlan:
 
     def write_command(self) -> None:
         """Write the file that starts the application again, for a shell in the stage."""
-        path = _command_file(self.attempt)
+        script = Path(_command_file(self.attempt))
         os.makedirs(self.attempt.made, exist_ok=True)
-        Path(path).write_text(f"#!/bin/sh\nexec {shlex.join(self.application)}\n", encoding="utf-8")
+        script.write_text(f"#!/bin/sh\nexec {shlex.join(self.application)}\n", encoding="utf-8")
+        script.chmod(0o755)  # whatever the umask is: the user of an image may be another one
 
 
 def plan_replay(invocation: Invocation, context: RunContext, overrides: Overrides) -> ReplayPlan:
