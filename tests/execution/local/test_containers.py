@@ -160,6 +160,15 @@ def test_an_image_is_pulled_again_after_a_failure_and_then_no_more(tmp_path):
     assert ["Pulling" in stage.log_file.read_text() for stage in done.stages] == [True, False]
 
 
+@pytest.mark.parametrize(
+    "answers", ["create) echo id; rm docker ;;", "create) echo id ;; start) rm docker; exit 1 ;;"], ids=["start", "end"]
+)
+def test_a_stage_is_lost_if_the_engines_program_goes(tmp_path, answers):
+    engine(tmp_path, f"image) echo '[{{}}]' ;; {answers}")
+    (stage,) = run(single, docker=True, output_dir=tmp_path / "runs", cache=False).stages
+    assert stage.reason.startswith(f"was lost: {tmp_path}/bin/docker cannot be started: ")
+
+
 def test_no_variable_of_a_pipeline_changes_the_engines_program(tmp_path):
     """Podman would take ``HOME_*`` for all variables of this machine that begin like it."""
     program = tmp_path / "bin" / "docker"

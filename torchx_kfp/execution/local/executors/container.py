@@ -85,7 +85,7 @@ class ContainerExecutor:
         except UnfitFileError as error:
             raise AttemptError(f"could not be started: {error}") from None
         except OSError as error:
-            raise AttemptError(f"was lost: {self.engine.program} cannot be started: {explain(error)}") from None
+            raise _lost(self.engine, error) from None
         try:
             yield lambda: ContainerStage(self.engine, container, attempt)
         finally:
@@ -97,7 +97,7 @@ class ContainerExecutor:
 
     def close(self) -> None:
         """Remove every container of the run, such as those of a runner that was killed."""
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(EngineError, OSError):
             self.engine.remove_all(self.run_id, self.mark)
 
     def _provide(self, image: str, policy: str, setup: Setup) -> dict[str, Any]:
@@ -223,7 +223,10 @@ class ContainerStage(RunningStage):
         attached = attempt.replaces is not None
         # With the usual keys, Ctrl-P would wait for another one.
         options = ["--interactive", "--detach-keys=ctrl-@,ctrl-^"] if attached else []
-        super().__init__([engine.program, "start", "--attach", *options, container], attached=attached)
+        try:
+            super().__init__([engine.program, "start", "--attach", *options, container], attached=attached)
+        except OSError as error:
+            raise _lost(engine, error) from None
 
     def wait(self, log: Log) -> int:
         """Copy the output to the log until the container ends, and return its exit code, negative for a signal.
@@ -235,7 +238,10 @@ class ContainerStage(RunningStage):
         code = self.process.wait()
         if code == 0:
             return 0
-        state = (self._engine.inspect("container", self._container) or {}).get("State") or {}
+        try:
+            state = (self._engine.inspect("container", self._container) or {}).get("State") or {}
+        except OSError as error:
+            raise _lost(self._engine, error) from None
         if not state or state.get("Running"):
             raise AttemptError("was lost: the container engine does not know it any more, or has not answered")
         self._out_of_memory = bool(state.get("OOMKilled"))
@@ -271,6 +277,10 @@ class ContainerStage(RunningStage):
                 self._engine.ask("kill", f"--signal={number.name}", self._container)
                 return
             time.sleep(POLL)
+
+
+def _lost(engine: Engine, error: OSError) -> AttemptError:
+    return AttemptError(f"was lost: {engine.program} cannot be started: {explain(error)}")
 
 
 def _csv(fields: Sequence[str]) -> str:
