@@ -7,6 +7,7 @@
 import copy
 import dataclasses
 import functools
+import inspect
 import json
 import re
 import shlex
@@ -386,6 +387,31 @@ def test_types_come_from_defaults_too() -> None:
     }
 
 
+class Trains:
+    def __call__(self, lr: float, /, image: str = "i:1") -> specs.AppDef:
+        return show(str(lr), image=image)
+
+
+class Wraps:
+    """A decorator, whose objects have the annotations of the function."""
+
+    def __init__(self, function: Any) -> None:
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **options: Any) -> specs.AppDef:
+        function: Any = inspect.unwrap(self)
+        return function(*args, **options)
+
+
+@pytest.mark.parametrize(
+    "function", [Trains(), Trains().__call__, functools.partial(Trains()), Wraps(Trains().__call__)]
+)
+def test_whatever_can_be_called_is_a_function_also_with_positional_only_parameters(function: Any) -> None:
+    component = component_from_function(function)
+    assert inputs_of(component) == {"lr": ("Float", None), "image": ("String", "i:1")}
+    assert component.component_spec.implementation.container.command[-1] == "{{$.inputs.parameters['lr']}}"
+
+
 @pytest.mark.parametrize(
     "default", ["float = float('nan')", "float = float('-inf')", "int = 2**70", "int = 'x'", "str = 5", "bool = 1"]
 )
@@ -418,11 +444,26 @@ def nothing() -> None:
     return None
 
 
+CALLS: list[str] = []
+
+
+def builds_another_one(x: str = "a") -> specs.AppDef:
+    CALLS.append("")
+    return show(x, f"{len(CALLS)}")
+
+
 WRONG_CALLS: dict[type[Exception], list[Row]] = {
     AppDefError: [
         (lambda: component_from_function(train, rate=1), "'train'", "'rate'"),
         (lambda: component_from_function(show, args="a"), "args='a'", "'show'"),
         (lambda: component_from_function(takes_replicas, count=2), "num_replicas=2"),
+        *(
+            (
+                lambda constants=constants: component_from_function(builds_another_one, **constants),
+                *("'builds_another_one' builds a different AppDef each time", "constants", "NAME=..."),
+            )
+            for constants in ({}, {"x": "a"})
+        ),
         (lambda: component_from_function(takes_a_path), "'path'", "'takes_a_path'", "Path'", "path="),
         (lambda: component_from_function(nothing), "'nothing'", "None"),
         (lambda: component_from_function(utils.booth, tracked=True), "the parameter 'tracker_base'", "itself", "give"),

@@ -61,6 +61,10 @@ def cached(cache: bool):
     pass
 
 
+def by_position(rate: float = 0.1, /):
+    pass
+
+
 def unknown(value: "Missing"):
     pass
 """
@@ -187,6 +191,7 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
             (calling("judge", lambda _: {"cach": 1}), "'cach'", "Did you mean 'cache'?"),
             (calling("judge", lambda _: {"loss": "much"}), "loss of judge() is float", "'much'"),
             (calling("judge", lambda _: {"loss": None}), "loss of judge() is None"),
+            (calling("by_position"), "'rate' of by_position()", "positional-only", "Remove the '/'"),
             (calling("judge", lambda it: {"loss": [it]}), "loss of judge()"),
             (calling("judge", lambda _: {"loss": float}), "loss of judge() is <class 'float'>"),
             (calling("rates", lambda it: {"number": it}), "number of rates() is int", "a channel for float"),

@@ -34,6 +34,9 @@ def only(loss):
 def one(loss: float):
     return loss
 
+def by_position(loss=0.1, /):
+    return loss
+
 def bad():
     return {"x": print}
 
@@ -121,6 +124,7 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
         (["-m", "functions", "one"], TRIALS, ["loss of one() is float", "a fan-in: a list of 2", "with list"]),
         (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["p1/prepare/e1"]),
         (["-m", "functions", "bad"], {}, ["what bad() returned cannot be recorded", "'x'", "built-in function print"]),
+        (["-m", "functions", "by_position"], {}, ["'loss' of by_position()", "positional-only", "Remove the '/'"]),
         (["-m", "functions", "fails"], {}, ["RuntimeError: of the function"]),
         (["-m", "broken", "add"], {}, ["No module named 'missing_package'"]),
     ],

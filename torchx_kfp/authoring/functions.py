@@ -159,7 +159,7 @@ class _Call:
 
     def inputs(self) -> Iterator[tuple[str, Reference]]:
         """Yield the parameters that become inputs."""
-        for name, (declared, type_) in typed_parameters(self.fn).items():
+        for name, (declared, type_) in typed_parameters(self.fn, by_name=False).items():
             if name in self.constants or declared.default is None:
                 continue
             is_untyped = declared.annotation is declared.empty and declared.default is declared.empty
@@ -198,6 +198,12 @@ class _Call:
     def check_samples(self, app: specs.AppDef, inputs: Mapping[str, Reference]) -> None:
         """Refuse inputs for which the function uses more than the text, judging by two values."""
         placeholders = {name: Placeholder(reference) for name, reference in inputs.items()}
+        if _content(self.build(placeholders)) != _content(app):
+            raise AppDefError(
+                f"{self.title} builds a different AppDef each time it is called, even from the same arguments (a time, "
+                "a random number, an object that it changes). A component is made only once: give values that change "
+                f"as constants, component_from_function({self.name}, NAME=...)."
+            )
         wrong: dict[str, str] = {}
         for name, reference in inputs.items():
             for value in _SAMPLES[reference.type]:

@@ -62,12 +62,14 @@ def function_app(
     return specs.AppDef(name, [role])
 
 
-def typed_parameters(function: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, type | None]]:
+def typed_parameters(
+    function: Callable[..., Any], *, by_name: bool = True
+) -> dict[str, tuple[inspect.Parameter, type | None]]:
     """Return the parameters of a function with their types: see ``torchx_kfp.tracking.call``."""
     try:
-        return call.parameters_of(function)
+        return call.parameters_of(function, by_name=by_name)
     except call.CallError as error:
-        raise AppDefError(f"{str(error)[0].upper()}{str(error)[1:]}. Name a type that the module has.") from None
+        raise AppDefError(f"{str(error)[0].upper()}{str(error)[1:]}") from None
 
 
 def check_arguments(

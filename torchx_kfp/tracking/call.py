@@ -17,6 +17,7 @@ printed as JSON instead.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -39,25 +40,41 @@ class CallError(Exception):
     """A function cannot be called with these words."""
 
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, tuple[inspect.Parameter, type | None]]:
-    """Return the parameters that can be given by name, each with the type of its values: one of ``KINDS``.
+def parameters_of(
+    function: Callable[..., Any], *, by_name: bool = True
+) -> dict[str, tuple[inspect.Parameter, type | None]]:
+    """Return the parameters, each with the type of its values: one of ``KINDS``.
 
     It is that of the annotation (``list[int]`` is a list, ``int | None`` an int), or else of the default. It is None if
     neither says so.
 
+    Args:
+        function: the function.
+        by_name: whether arguments are given by name alone.
+
     Raises:
-        CallError: an annotation names what does not exist.
+        CallError: an annotation names what does not exist, or a parameter cannot be given by name.
     """
+    name = getattr(function, "__name__", repr(function))
+    called: Any = function.func if isinstance(function, functools.partial) else function
+    if not (inspect.isroutine(called) or isinstance(called, type) or hasattr(called, "__wrapped__")):
+        called = type(called).__call__  # an object that can be called
     try:
-        hints = typing.get_type_hints(getattr(function, "func", function))  # that of a partial
+        hints = typing.get_type_hints(called)
     except Exception as error:  # whatever the evaluation of an annotation raises
-        name = getattr(function, "__name__", repr(function))
-        raise CallError(f"the annotations of {name}() cannot be evaluated: {error}") from None
+        raise CallError(
+            f"the annotations of {name}() cannot be evaluated: {error}. Name a type that the module has."
+        ) from None
     found = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+    for each, parameter in inspect.signature(function).parameters.items():
+        if by_name and parameter.kind == parameter.POSITIONAL_ONLY:
+            raise CallError(
+                f"the parameter {each!r} of {name}() is positional-only, but a stage passes arguments by name. Remove "
+                "the '/' from its signature."
+            )
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             default = None if parameter.default is parameter.empty else parameter.default
-            found[name] = parameter, _kind(hints.get(name, type(default)))
+            found[each] = parameter, _kind(hints.get(each, type(default)))
     return found
 
 
