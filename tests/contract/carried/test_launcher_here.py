@@ -242,11 +242,12 @@ print({signal.Signals(number).name: n for number, n in count.items() if n})
 @both_pythons
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_each_replica_once(program: str, number: int, start: Start, tmp_path: Path) -> None:
-    ready = str(tmp_path / "ready")
-    process = start(role("train", 3, sys.executable, "-uc", COUNTING, ready), program=program)
-    wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
+    told = tmp_path / "told"
+    told.mkdir()
+    process = start(role("train", 3, sys.executable, "-uc", COUNTING, f"{told}/"), program=program)
+    wait_for(lambda: len(list(told.iterdir())) == 3)
     process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: len(list(tmp_path.iterdir())) == 6)
+    wait_for(lambda: len(list(told.iterdir())) == 6)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=HANGS)
     # The replicas have ended well, but the stage has not come to its end.
