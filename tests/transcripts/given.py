@@ -82,8 +82,8 @@ def files_that_are_not_results(folder: Path) -> None:
 def replays(folder: Path) -> None:
     """Record the results of a replay alone in ``replays``, and of a run, too, in ``both``."""
     for base, others in (("replays", {}), ("both", {"a-1/train/t": {"x": 1}})):
-        record(folder / base, {"replay_a-1/train/t": {"x": 2}, **others})
-        tracked(folder / base, "replay_a-1/train/t").add_metadata(replays="a-1/train/t")
+        record(folder / base, {"replay_a-20260101-120000-0a1b2c/train/t": {"x": 2}, **others})
+        tracked(folder / base, "replay_a-20260101-120000-0a1b2c/train/t").add_metadata(replays="a-1/train/t")
 
 
 def names_that_move_the_cursor(folder: Path) -> None:
