@@ -60,7 +60,8 @@ def folder(docker_client: docker.DockerClient, tmp_path: Path) -> Path:
 
 
 def left(client: docker.DockerClient) -> list[object]:
-    return [each for each in client.containers.list(all=True) if "replay_asks" in each.labels.get("torchx-kfp.run", "")]
+    there = client.containers.list(all=True, ignore_removed=True)  # other tests remove theirs
+    return [each for each in there if "replay_asks" in each.labels.get("torchx-kfp.run", "")]
 
 
 def test_a_container_is_attached(docker_client: docker.DockerClient, folder: Path, call: Program) -> None:
