@@ -16,6 +16,7 @@ from tests.execution.host.calling import wait_until
 from tests.execution.runs.test_state import finished
 from torchx_kfp.entrypoints.cli.display.frame import LINES, OutputTails, frame
 from torchx_kfp.entrypoints.cli.display.views import LiveView
+from torchx_kfp.execution.runs.events import LoopStarted, RunFinished
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.watch import Terminal as Output
 from torchx_kfp.local import RunEnding, RunStarted, StageReplicas, StageRetried, StageStarted, StageWaiting, State
@@ -71,6 +72,18 @@ def progress() -> Progress:
     made.on_line("train[10]", "epoch 1")
     made.on_line("train[10]", "epoch 2 loss=0.3")
     return made
+
+
+def test_a_loop_without_items_has_no_row_in_the_end() -> None:
+    run = Progress({"before": False, "train": True})
+    for event in (
+        finished("before"),
+        LoopStarted("train", 0, ("train",)),
+        RunFinished("digits-1", State.SUCCEEDED, 1.0),
+    ):
+        run.on_event(event)
+    assert "before" in shown(run)
+    assert "train" not in shown(run)
 
 
 def test_everything_where_there_is_room(progress: Progress) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp.errors import HostSettingsError
+from torchx_kfp.execution.host.connection import make_client
 from torchx_kfp.execution.host.settings import SETTINGS as DEFINED
 from torchx_kfp.host import connect, submit
 
@@ -102,6 +103,22 @@ def test_variables_of_kfp_come_after_ours(name: str, environ: dict[str, str]) ->
     assert (getattr(settings, name), settings.source(name)) == ("https://theirs", OF_CLIENT[name])
     environ[variable(name)] = "https://ours"
     assert getattr(read({}, environ), name) == "https://ours"
+
+
+@pytest.mark.versions
+def test_a_person_signs_in_only_to_the_host_of_these_variables(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kfp.Client itself would use its variables for any host."""
+    asked: list[Any] = []
+    monkeypatch.setattr("kfp.client.auth.get_auth_token", lambda *ids: (asked.append(ids) or "token", False))
+    environ |= {OF_CLIENT["host"]: "https://mine", OF_CLIENT["client_id"]: "mine"}
+    for host in ({"host": "https://other"}, {}):
+        with mock.patch.dict(os.environ, environ, clear=True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = make_client(connect(**host).connection.settings)
+        assert made._run_api.api_client.configuration.api_key == ({} if host else {"authorization": "token"})
+    assert asked == [("mine", None, None)]
 
 
 @pytest.mark.versions
@@ -232,7 +249,10 @@ def test_a_file_with_a_secret_that_others_can_read_is_a_warning(
         ("[kpf]\nhost = https://a\n", ("[kpf]", "[kfp]")),
         ("host = https://a\n", ("in line 1", "[kfp]")),
         ("[kfp]\nexisting_token hidden\n", ("in line 2", "ParsingError")),
-        ("[kfp]\nhost = https://a\nhost = https://b\n", ("in line 3", "DuplicateOption")),
+        (
+            "[kfp]\nhost = https://a\nhost = https://b\n",
+            ("in line 3", "DuplicateOption", "Give the setting 'host' once"),
+        ),
         ("[kfp]\n[kfp]\n", ("in line 2", "DuplicateSection")),
         ("[kfp]\nverify_ssl = maybe\n", ("'maybe'", "true or false")),
         ("[kfp]\nhost = ftp://a\n", ("'ftp://a'", "https://")),
