@@ -75,15 +75,15 @@ def _committed(folder: str, commit: str) -> dict[str, str] | None:
 
 
 def _hash(path: str, like: str) -> str:
-    """Return git's mode and hash of a file or link, of the length of another one; empty if it cannot be read."""
+    """Return git's mode and hash of a file or link, of the length of another hash; empty if it cannot be read."""
     try:
-        is_link, bits = os.path.islink(path), os.lstat(path).st_mode
+        mode = os.lstat(path).st_mode
+        is_link = stat.S_ISLNK(mode)
         content = os.fsencode(os.readlink(path)) if is_link else read_bytes(path, limit=_LARGEST)
     except OSError:
         return ""
-    mode = "120000" if is_link else "100755" if bits & stat.S_IXUSR else "100644"
-    kind = hashlib.sha256 if len(like) == 64 else hashlib.sha1
-    return f"{mode} {kind(b'blob %d' % len(content) + bytes(1) + content).hexdigest()}"
+    digest = (hashlib.sha256 if len(like) == 64 else hashlib.sha1)(b"blob %d\0%s" % (len(content), content)).hexdigest()
+    return f"{'120000' if is_link else '100755' if mode & stat.S_IXUSR else '100644'} {digest}"
 
 
 def read_git_state(folder: str, names: Collection[str]) -> GitState | None:

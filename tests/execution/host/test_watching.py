@@ -109,6 +109,14 @@ def test_ctrl_c_in_the_watch_of_a_run_on_this_machine(program: Program) -> None:
 # Trouble
 
 
+def test_the_name_of_a_run_may_have_a_slash(kfp_host: KfpHost, program: Program) -> None:
+    kfp_host.make_run(1, name="team").advance(started=1)
+    run = kfp_host.make_run(1, name="team-a/fit")
+    run.advance(started=1)
+    shown = program("show", "team-a/fit", "--json", "--host", kfp_host.url)
+    assert json.loads(shown.stdout)["run"] == run.record.run_id, shown.stderr
+
+
 def test_a_run_that_is_deleted_while_it_is_watched(kfp_host: KfpHost, program: Program) -> None:
     run = kfp_host.make_run(2)
     run.advance(started=1)
