@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,7 +27,7 @@ ROLE_LABEL = "torchx-kfp/role"
 
 
 @dataclass(frozen=True)
-class Engine:
+class Engine(ABC):
     """The options that all engines have.
 
     Attributes:
@@ -109,6 +110,7 @@ class Engine:
             **more,
         }
 
+    @abstractmethod
     def _spec(
         self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
     ) -> tuple[Manifest, Mapping[str, Any]]:
@@ -117,7 +119,6 @@ class Engine:
         ``success`` are the names of the roles whose success is the stage's, ``restarts`` is how often all replicas
         start again.
         """
-        raise NotImplementedError
 
     def _success(self, roles: Mapping[str, specs.Role]) -> list[str]:
         known = {role.name: name for name, role in roles.items()}

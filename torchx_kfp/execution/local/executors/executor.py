@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -185,7 +186,7 @@ class AttemptError(Exception):
         self.exit_code = exit_code
 
 
-class RunningStage:
+class RunningStage(ABC):
     """An attempt that was started. Its output comes from ``pipe``, which whoever has started it closes.
 
     The streams of an attached one are those of this process, and its pipe is empty.
@@ -215,13 +216,13 @@ class RunningStage:
         finally:
             os.close(write_end)
 
+    @abstractmethod
     def wait(self, log: Log) -> int:
         """Copy its output to the log until its end, and return its exit code, negative for a signal.
 
         Raises:
             AttemptError: it could not be started after all, or was lost.
         """
-        raise NotImplementedError
 
     def terminate(self, grace: float) -> None:
         """Ask it to end within ``grace`` seconds, and return at once."""
@@ -231,9 +232,9 @@ class RunningStage:
         """Kill it, and return at once."""
         self.send(signal.SIGKILL)
 
+    @abstractmethod
     def send(self, number: signal.Signals) -> None:
         """Send it a signal, and return at once."""
-        raise NotImplementedError
 
     def describe(self, code: int, last_line: str) -> str:
         """Describe how an attempt with this exit code, and this last line of its log, ended."""
