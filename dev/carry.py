@@ -6,8 +6,8 @@ that compile a pipeline.
 
 A program is the text of its module and of those that it imports, each after those that it imports itself, without the
 imports between them, and minified: 220 stages with a result fit into a run, of about 210 otherwise. So the modules of a
-program import names from each other (``from torchx_kfp.contract.carried.shared import say``), at the top, and no name
-means two things.
+program import names from each other (``from torchx_kfp.contract.carried.replica_roles import say``), at the top, and
+no name means two things.
 """
 
 from __future__ import annotations

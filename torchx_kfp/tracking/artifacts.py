@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import shown
-from torchx_kfp.contract.carried.shared import FILES
+from torchx_kfp.contract.carried.publisher import FILES
 from torchx_kfp.errors import MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking.entries import add_entry, encode_json
 from torchx_kfp.tracking.store import Store, key_text

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torchx_kfp.common.text import UUID, duration
-from torchx_kfp.contract.carried.shared import FILES, PRIVATE, RUNS, TEMPORARY, fields_of
+from torchx_kfp.contract.carried.publisher import FILES, PRIVATE, RUNS, TEMPORARY, fields_of
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.entries import run_id_of

@@ -20,7 +20,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from torchx_kfp.contract.carried.shared import RUNS
+from torchx_kfp.contract.carried.publisher import RUNS
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking.store import Store, is_key, key_text, new_entry_name, pipeline_run
 

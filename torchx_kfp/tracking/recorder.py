@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from torchx_kfp.common.text import counted, size_text
-from torchx_kfp.contract.carried.shared import FILES, PRIVATE, RUNS, fields_of
+from torchx_kfp.contract.carried.publisher import FILES, PRIVATE, RUNS, fields_of
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.tracking.artifact_files import StoredFiles
 from torchx_kfp.tracking.artifacts import Artifact

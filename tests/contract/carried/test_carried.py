@@ -9,7 +9,7 @@ import pytest
 
 from dev import carry
 from torchx_kfp.common import safe_files
-from torchx_kfp.contract.carried import shared
+from torchx_kfp.contract.carried import publisher
 from torchx_kfp.contract.carried.programs import LAUNCHER, PUBLISHER, SOURCES
 from torchx_kfp.contract.scripts import unpacker_file, workspace_words
 
@@ -46,4 +46,4 @@ def test_what_commands_carry_needs_only_python_38(module: str) -> None:
 
 def test_programs_and_the_package_keep_their_files_in_one_folder() -> None:
     """Carried modules import nothing of the package, so both have its name."""
-    assert shared.PRIVATE == safe_files.PRIVATE
+    assert publisher.PRIVATE == safe_files.PRIVATE

@@ -3,8 +3,7 @@
 - ``publisher`` starts a stage with results or artifacts, and publishes them when its application has ended;
 - ``launcher`` runs the replicas of a distributed stage: ``replica_processes`` on this machine, or ``cluster_stage`` on
   the cluster, with ``cluster_api``; both use ``replica_roles``;
-- ``workspace`` unpacks code: archives of workspaces begin with its text;
-- ``shared`` has the log of a stage and the files of runs.
+- ``workspace`` unpacks code: archives of workspaces begin with its text.
 
 The modules import each other and the standard library, and fsspec where they need it, nothing else. ``make goldens``
 (``dev/carry.py``) joins the modules of each program, minifies them, and writes the texts to ``programs``. An image

@@ -5,50 +5,49 @@ SOURCES = {
     "cluster_api": "5129ea12a208fcf6d96b27c45399d5cbf476a333dff04447e3053eedc25df29c",
     "cluster_stage": "b3399d02d0d50293f8a5881507d7b0584b6e759ee32fd34f154d3f620cd3494d",
     "launcher": "8c2656f19255c5f14fe37976f25ebc4157e361418e920fbe765a4052d681dc34",
-    "publisher": "7ab80c9e327bdec4396080099be3b957992f3d5ab6283c6a50f175908a9075a6",
+    "publisher": "82c6129ce1db9af8ad228957d975b70962b3d41848024c79d77bec42b20e162d",
     "replica_processes": "18295f496708cb7334d2ccadf1adfb4b414c16284ebaa354c65a45b32a04d8d2",
     "replica_roles": "1cedbec739cb7f9af6e049a60b6d51012aa37c6e278d7a03cdd631ac66b91236",
-    "shared": "b8588b2e10fab7aee2b528ff16f9938c1d190b5e88c04a1605f0784d6feeaf2a",
 }
 
 #: ``torchx_kfp.contract.carried.publisher``.
 PUBLISHER = (
     "import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decod"
-    'e("c-oCv[d1!@68,;(D_GZUNhAt!vX!YlyzCtq[FykJB(wA3by38YV/tAZ0M8`n^Z,OYC2;KQY}HNG#2|#a).2VQ6Y*l1W`*%JPZ'
-    "J}`jiyL*`gIQ[a%!~rk!RY62SxT`yVmzCE+jt}(^`:c/Jt4c([yPYYi2O(YZ@nf5iNOMWWqDe.7VollF2xoNG`K1.2oojaygI2l9"
-    "}e=fqWjzWno/31@zFaA9fvP=~Y9l,_}rbX:HxzoMx*euN[6V@22rw;.z~KPio4^YwntMCW}:;tdCqPTSi,C7jc?!cFN4*`N+zb^S"
-    "I#5!rhrY+NihM+!IabK3hrJU_3RNMwCnp*IGu!%#zP:UgX:}X)H+#UXI5(xq,IBGqyvMIKv2hh~iute?;?@RNLb4(%TquPAeFZk;"
-    "%u^Jjx7OqJ|)7pAAp:bID!diK8RG+KbV.=4mv^VR[@Dp|VR(.!RjkiVV})JRL`K^#nmR)yrzF2U@GjTe+HA|26V0yfjFQR=P?iIt"
-    "OJ0b#(49yD5ATn6^j3Zf;K3SNQL5YK@lTT64rkw4!+~O@z*UjhDpGaMUP`=75%*aMzepyo@+8S_b9^bVX^??sg~@/gRNiq9=)P=2"
-    "g6LokR-?xKJj-^hxLJ@Zft~%#3s?6N-u[*!Kr!0=T~Imq2Y+04.Xnc~i7RTli#3?W%/xwKp}Deo9dl+U9;}?WVPimr|#|6aMSE/v"
-    "tG.0,T1bK4ba82E(fiFiIEvSJRrwXKo^h9Uj1u2H:iz0=LLctcx*^ACqWKW,20gMb)E!7.yK)1tN+tPNpd,^?cZK.X0~RemU,r?="
-    "CKWd3Si@FtW@9E28`/+_}aNZDAfKH1drgN/-MK%o1EpSMzx_e:[tlM9#zFWl6UP/suK,EUXp?%L():4=D|yo-/F=Wf*0TtA,JoS~"
-    "N=+KYB}zXVG[48dJ%6.%2bCma~48g-U`4p1JF`*Y2ifR`B7h*}3,wMCZc|[.olV`1}4tmwxVp+bjHhxVt^mKj+NcG(1ZOlY15xqq"
-    "l[+3jNll*=ReSwJc_tj3y!GEf6U^G4w94n|;wT8%:}c=AXE^g-H`!n9CxMC)|8v;HG;M::AjA`l)sIW.i1qjo,_LSMFV3v/V:cS."
-    "qLgIm:5E4AozDGR7YoH)[X*cMaDxdej}k#g3z@66G-iS`Dfdg!RC8lqcUK@L.tmXe/6t.Ne7^=f94xHisaqQHrCeuFlDkr+7X`Y5"
-    "4RyBEoxM2h=f=nDKeEc,h@gBVb[Pz?_^3*ZMfP?zn@tDR^DfP0Ft_+;g0![eSGeB,2c8Uyp;I@mEoYx*(P@g45IUi+7@/@N:.Mv_"
-    "1jFCw4)_Jxczru8amwUHc4@,1~6usDxOXoi4L/%(Q1jmh`*BEYq5ra7z3qlW%dBCN;q_%`[!R/vg%IpX+sY+_h*cgc1B}gA8c+[`"
-    ",7r`4sl9y|C*,:.|A|67[@z%G/}~3W^%xAPt1-PPLvmDR|TT2^d6KP+U#BOoV/S:J,|J=Zm_I,v@StzCOD!8-a61rZnmEvfYZ;7G"
-    ":IX4F*bmU[`c@pwLpp3pr7c;ij/8G:hJYsi;%=4pVU}DQgl:r}OxMsH.w3MX|kSHyschih1ac%%OczuaD4z;2lM}=`c}ghvAVo8r"
-    "tXe5jrb_GqX5(WM,IYs.P;R!tp%KWw?ln@l58bW1fMYj}dUo@Z*W`lCF,}j1ptr[wdr1tF~:j)7nIi(R^iY6f/e8gN?CvF=g#j+h"
-    "^oAJN7rm!:T}^9;ewvP7I`7ON@_TBbRndH,E@qbD=QfI.`Tc7(L`FDd=jy_kN@W.|P42Lz[st5C,rAJTv;O8[:Prnoo?3da+,vM_"
-    "G|iv^+_LY8%:s;z@SWO[Q@Y7ca~[2[w.4s-bC3R*NNKWC[o(1P!k`etA7kle~y9pzBtdu~mfC-cZ;.*.nFgp%ke%J8kvc*F5Ms4p"
-    "ZHT5lpF7z!H=Wtk|xjo/I*i^OHa/kX~TMH1(V1Tq[)lCJezse~s2Xhg[58bF:lICq=on3WdokQR8k,siK)(0;Z#?Top6jcIo!UsB"
-    "Cx0.q+KkRGDyH[Irgm*ZI5D5p1ThM55MR07s?K-%TUS4eEe~:T1vu-=r[#G^LEvPBC6nnX5AMk^6[:kV(GEWEkb+IM(DXa)~rW1*"
-    "v8Zb[EWMWdP/NrPizd_`UzPKzlP2,bKngzV.*MW)fSXO6hNGgLIdI91a0c.(mmJ:?qWh0:dZxdnG;!iG)mdN`IQ?OSB:weQXT,4j"
-    "P|;mQr/-20uBsN5lH4;fk*FXaV06ng|Lb4W~JmW~1kjWYrp/6q(vATSPD6G:Yd,hrZn#qUFV)0BnejoM~f:SGw?}if2#6,pp.7Ij"
-    "3OFoC)uljcW.rR+VS+!nK4@P!Ws}z(`prVN525CFXKAvXn.1xo%nnq8kd`U1^dnAW|k#5rG1)t/@5jl9R%|F^8|us2^[i_Dt2C_/"
-    "O-W6Q181RH)Hlq(=0``9Sl;H5GrU*/X`P!H(^LlERG^|0H5Ht:o2%4!;^Qf)HGh8CD;@9}QW,DweB)gg+aJFJ[?[KmRo*RMCpHRe"
-    "%3tx4;67KouFuYVjbm9qJlG)S-3c0IRfBjc7BZr5SkS@Zi:gGZm=dOXClItAdopW88|F_y}m2jeeCWe[cGa/NrFrwEKGrc*}603v"
-    "+M5G7pppPkhC(:4|pvpLogl4Oba~dpI/z#1Pkz8+|)+`a@4|/^4!RyGa*MbWbM%Tz}o:WhYr6x5^Gfiu(jtm9o7IRj^*~IAz~%wu"
-    "cU5psI4h)zQgU(W8w~r;4c,::%ouc9CpQv`_@CnXm2ijGgC-!b^drA#.3G.2fKo+P04^JFe0bw4)9nTJ``z2e^j9NsP49S!l1p?V"
-    "}_~4W0hRE@0xkCOWU2/E!2M!TV?cE#X0Jh)Yc_/n|Tfznd%|Xg3GW8a;..?3#O9Q[Jj`K6Pu|rN~)(3eGuk.EIL*HBZm#^-@r.qi"
-    "YpYzlx~_sz)pFOUO26pPn+Uo-qovLO.I7FDEI/5hbM5X631p,XsXTEq@LgI6OFmw*=[xid#3Rz(Uubs80~chuw49ymj0i65r#@KO"
-    ".|6cc/vy+f#HSP^zl@w,R;vTL|8KTM)fh4WhSh1FkfMzOx|SUIPHsptrppdbIrwVY[_OvtKHU.-@b2/VcD3wzG%v^+p^WRWjxhXS"
-    "l9Y-Cdbgkr0veoQ~Rdd%wPqQLYfaI5}y:K4g1B9542N@bLcDZT5rP.~xtsHrk%`RNGJy4=GDXrOFl)gEW!bb19HPTMj7zCit?PMW"
-    "22aah[WwH5)#CB`NsX`GrZ}A7}w(rbk%t#K3t^4eOQ%W/@mwuYrOS+0gpywJQpJ#=#kg@KmnuRWFklG-9ZJDb%MZq2w*q9MJhF(e"
-    "+;pT8jEDHJ!jwr=ISc=E1U662=quriYm2nWx.=C*B4*cSK(VTCkOED^NeN[=Rr!IlBK5u_TD):H(c-Mw;Xl65Te|*N|Fp4?C*#BE"
-    '(*Z6F[7VA+ta8Bj1X,,8U/G[|6!iV15".translate({44:36,46:38,47:60,58:62,91:123}))))'
+    'e("c-oCvZF8eI68=2?6/XJANlFyrWGhp9c(r,6@JpPxNisXL:vd7Yh?ofm7vP!XeE#p(ErDZaXR9tB3/#lqd%FASB#UKUROCyUXC'
+    "y31Pvj+D9Z@EaS(xIzE6NwW=(UEDT2)@m=Fh=XyreB9/Mw*EIWAUN*=~KVpW-A[@EDuNqjt-eo)xEgSOrNI=hh;8ZjI#W!NJ*2t+"
+    "9N6cJ|Zz)`g^5xKLEkDlDIZoqM/}lch?N3|GE}=?bsQu.Pv%!Ckyc(`Nr[9%h+JgX(38k4dE#Wsny^b3jmUz;|WvEve:#*^}n^G6"
+    ";*u)k0+z9,Ms!?|r4,i}0KIjJ6^blRi6ex!rnK6)(19eJkJ/I~8%;IO+%-Ws@}})cTSq8C!%)R#t^@Ip6%5wJnv+@/=gN6nRlfTB"
+    "v0j.J^Xm^-ev[)UqPicRs,fJ6hT,bGTioYE@+G1IH?sVNoSjl4pz_Q,9JJTIDiLDn:1MI/co4[ndcEq9^Z*l|oIEnDj`PMZ~edk8"
+    "?[sCuLPKm*ZNNSFB!7N(?2e=LOj=MM(iGphK9Hiu[K0(E2fmw!0xoi6@Yd6zXx6h6TYR+F*^*nYdb?TjmH?92|I!Eu?1wK%x:v.j"
+    "2S[E-F0_ONev/+i9B5!c@Nj?[NLGKI=}O)q[mT8t2LNru8lcm3@+Aqy%`Y2#!s`K+zA=QgN`~c[N(W665%(aSVKP,,V~m)@m7r5K"
+    "L6o*T+wK(^pG8E.Uuliyu3H:n8=?DI52}J:n8X2rVqgpG*i^?+|(/U#bj^/br;Cpd2#[gc//#8eni^/P[sCkiJ|,s!Dsr1.G~^25"
+    "V:2=4h=0iZj|9UU-1h;l~^J9bMhS?}v[gyxjY@mvH%bcY9(kr/8BHu4NLPxfUFTUkiN~c:N3B9Z1(.R`WuIQ2_fEkd9_!;9gw!#-"
+    "h)=J?U5=[)usoD~x:)(x6mTnM91g5pXlQ@plF6zx~|5`(yv@_l4j2_m|GySPXa//EUm|myDKkDkl1u9?jqf*Gc;y|8B!Qt[#jqc0"
+    ";Kl01=o2kO+nY1Mf+#,+r+Pr_T)%ydUJ.DfaNc(,mI)ll3b4Q8ag_sK`^2rmQDC[2V;O.V|nbOAyV1rQzZs3b8zZge5rU=tMZyr:"
+    "pCsb2Z?CbwtM?5Cxx0*|Yx-+iM)2oc?_1[|LVXzBM-pY2qIrpPs!JLyeznHpKH0C:|ob2(w4U-gmT6Uv`Yn2K|sLfL6?Ndb}+188"
+    "w/=eZ%Vxc;mL-aJ=qqj#c(GDe|l:XkoxSvitIZ[`uVL(8H01rXWV(Zvc,}m+!A[d.AGc`L!F2AZv%4Z8bFel9.w+:k~k.J^=-BA/"
+    ",2[SS4A-di)2#AfyHQmD_b7%p1``r+7b}b.OB`sUOY#,r/nZ@.rYhO3Ug:D_)Blw:t(57/#|1Rj[JbQY8x.X~-}xtP_)[_skbqk3"
+    "31W-xAYcqa=:g/N@1gUndHtD[/|fgo+QzJaMLcVxM(7Q:go(9eTPasc729/iMRy?9/K^YB2?6=1KNQ:!1zrs6Kiin5B8Cf/;)(=B"
+    "m_n@r2vGLvXl7yd)wo`HC!5n3471hhp=u_O_VC?MTg_T.t2)b4AwvhO8afvi7i1P}G|qdK:bvs-UvZ@*+|Zfv~r=(Kk?y9JCf6JX"
+    "WdaN@K:6cxyZuK9o8r4(Gp)zSljV)Pu|o8Uu|)5XjKkoQ(T7/XgT/BU0q6EV66qkXEP@9*@nXF~bPZb.?*9vN*|-:V?`z[-*n;.-"
+    "AQlwOE3WxPTT4PJ:USSKrU_tgJ#/FnO!R*xJL|Hb`s}?2ll#2dRkVUk:zp.(uLzN~,RjMVKNV0ZGssL5l52[RXJOGduFd0:TTJ;o"
+    "N*#@3jI=YJvc..|kfE.wweEs}#5j,VW1/l?vp7Hci#pu3|=0y9UfqXSq.hd:rB91!-gtQO_uuRm5~gyG};4Z}@kiL)gTLf/UcD03"
+    "01gZ#RszBuKM}rcPuYepP~0d5#f9OJTjOBiBUchI!x:p|WySs30t7Nn(n(C:4Y,tdKA/sP2N=w01xWMXCSVI)5GiEzsWV1Z2Nds@"
+    "!V5,O[D~VWx~XHo?}eAqOlO_*NXwsvS/#*I@X-2I4||5_54WlAY9#%W?^=2!wv=UKtCzpXFu4(~z|to!Zk,XWAW#-[ltz@U5.:0W"
+    ":xb;*!mIcP#!uGX4AJczwBPi~3fXN5ec_dCP`k[7M`9(BH1|s*hP?2.Ai-Q4-Td_!7inl42blV0hgLw95p_2RMUHWzrpOqu`1pi+"
+    "~i%)4DA-jBL2i,m|d`e8YUk98`=qu)KnX6Xgr`Gq:jInek1#d(J[J!p2#1UU)?HP5B#I,i58^9E;Ho8+!L7AAvJ/AEc[89%e7ha3"
+    "76vK@qwXDG}B`?7)Lboh.7tT6%yek?%do^})d%*zt#;3m[d%^+Jlg(lz[%T?;mYcK(+mG=NQBpyx;OBkmIqT6yFASG-}|Q~OF2zi"
+    "yv:7U|YT%.T*DF`/ZN._ES%`s8[#q4}y:t}2Wmoq~^QUNHNsl~`PK1JP6iIxgf4MSO=OTP+?`u~S87FvLI?D/N-`t/%+r!H7~QX["
+    "~oR5|nB14Z3uHV:c7@O_9vtQ9OxHfKuN5AZxe1?tNQ0p,Z|*9_*cmR@da5p?5v803x5E:i/cWY=3j(W[?SEOheB#dHG;R^25Y4`d"
+    "v:.G/gl+RAl.!FogTX*4aA|fa2N6!SeY5L8arc=k_K6);mhsHygg?T~|8mA6aj2:d:7q!9KGClh?8i5rh^XbOSJzbs,G%=e=,bHG"
+    "wm6KN|cZonPd@_9pIBI-0NO6an1TJqG6=4z[^C*HWwx.RzrE4}F#s6VvW43X-xdhHs~v-yr!s(HAbT8F68X7pi?J,9us7SnS3?uA"
+    "yfkEFHdQn,}iNp2!AF7er/47:1Z5hyRMp4nIEWbZWxpkR6|TjZZhGui;7T0%#,%kB_Ng=dcP%2mGu8^-83w47:y(wP[_juvwU:ys"
+    "ghyT^LT})!PE:^4-4aTfizJJrqMcAo~Zbe:j|AKXEw#wfpyj;OOlj*!4AQtEb)JcG~sdOuMEAH0%:iw=XAp3r_yvZ?_8oG@!TLop"
+    "NS-8^m^hi)OE8E}z.1w5bC/6b,4Z#@8FDfelT%fEf[+fqA;*O_E@BIG4uk[k-Lekgh/iVKOrl!G!J+efV(votO8wPH*hr2Cj4G)9"
+    "H4W)YV;kJisVHD0Q@`xXLrNoqGWpXmWrK;7|nXUHH,4MN*c?m3i00k-uUmr)S_y2s0d@#hmL7C~o8xJLlbN=GTqR!0SfC31t|5_u"
+    "4##nW13DLOj)[yUoX_1+Ea?Q-%KLh|u.Ia}Ln?sDM?x5IhR01a=Z%:Zxk/rX,c|l?6#e-!ukZ.s2?J,UjB`IDqgCA*_3muP=%D2j"
+    '6X@=:Gqw:H@J`JwSVzBj-7W5x^,vTcC2F9,3`yQ6Q56Oc+TP1l0b-4m:L?9:3}u[Xf[yIPw".translate({44:36,46:38,47:6'
+    "0,58:62,91:123}))))"
 )
 
 #: ``torchx_kfp.contract.carried.launcher``.

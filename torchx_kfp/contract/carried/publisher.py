@@ -29,20 +29,20 @@ import os
 import signal
 import sys
 
-from torchx_kfp.contract.carried.shared import (
-    list_entries,
-    read_json,
-    read_results,
-    regular,
-    say,
-    write_record,
-    write_text,
-)
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+# The files of runs below a tracker base, which ``torchx_kfp.tracking`` reads and writes with more checks
+
+#: The folder for everything that a tracker keeps besides results. Listings leave it out.
+PRIVATE = ".torchx_kfp"
+#: The folders below which each run has one for its entries (``tracking.entries``), and one for files that it stores.
+RUNS = f"{PRIVATE}/runs"
+FILES = f"{PRIVATE}/files"
+#: Begins the names of temporary files. Listings leave them out.
+TEMPORARY = f"{PRIVATE}-"
 
 #: KFP passes numbers as doubles in JSON, which has neither NaN nor infinity. This number replaces them.
 LARGEST = sys.float_info.max
@@ -65,6 +65,47 @@ ATTRIBUTES = (
     "from_pipeline_channel",
     "from_raw_items",
 )
+
+
+def say(*words: object) -> None:
+    """Write a line to the stage's log, if somebody reads it."""
+    try:  # noqa: SIM105 (shorter than contextlib)
+        os.write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
+    except OSError:
+        pass
+
+
+def fields_of(key: str, /) -> set[str]:
+    """Return the fields that an entry has, which are in its name: ``<time>-<random>.<field>[.<field>]``."""
+    return {*key.rpartition("/")[2].split(".")[1:]}
+
+
+def regular(path: str, local: bool = True, /) -> str:
+    """Return the path if it is a file, a folder or missing. Reading a FIFO or a device might never end."""
+    if local and os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ValueError(f"{path} is not a regular file")
+    return path
+
+
+def read_json(store: Any, path: str, /, **options: Any) -> Any:
+    """Return the content of a JSON file in a store of fsspec."""
+    return json.loads(store.cat_file(regular(path, hasattr(store, "local_file"))), **options)
+
+
+def read_field(store: Any, folder: str, field: str, /, **options: Any) -> dict[str, Any]:
+    """Return what the entries in a folder have in a field; the latest one counts."""
+    found: dict[str, Any] = {}
+    for path in sorted(store.ls(folder, False) if store.exists(folder) else ()):
+        if field in fields_of(path):
+            found.update(read_json(store, path, **options)[field])
+    return found
+
+
+def write_text(path: str, text: str, /) -> None:
+    """Write a file on this machine, and create its folder if it is missing."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(regular(path), "wb") as file:
+        file.write(text.encode())
 
 
 def run(command: Sequence[str], /) -> tuple[int, bool]:
@@ -210,16 +251,25 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     failed = False
     stage = run_id.split("/")[-2:][0]
     store, root = fsspec.core.url_to_fs(base)
-    results = read_results(store, f"{root}/{run_id}")
+    path, folder = f"{root}/{run_id}", f"{root}/{RUNS}/{run_id}"
+    try:
+        results = read_json(store, path)
+    except FileNotFoundError:
+        results = {}
     if "may_fail" in spec:
         results["exit_code"] = code
-        write_record(store, root, run_id, json.dumps(results, indent=2))
+        text = json.dumps(results, indent=2)
+        if hasattr(store, "local_file"):
+            # A reader sees the old results or the new ones.
+            part = f"{os.path.dirname(path)}/{TEMPORARY}{os.urandom(8).hex()}"
+            write_text(part, text)
+            os.replace(part, path)
+        else:
+            store.pipe_file(path, text.encode())
     metrics = metrics_of(results)
-    recorded = {}
+    recorded = results
     if any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
-        for path in list_entries(store, root, run_id, "metadata"):
-            recorded.update(read_json(store, path)["metadata"])
-    recorded.update(results)
+        recorded = {**read_field(store, folder, "metadata"), **results}
     for output, (kind, name) in spec["results"].items():
         try:
             text = output_text(kind, name, recorded)
@@ -233,10 +283,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
 
     artifacts = outputs["artifacts"]
     publish_artifact(artifacts["metrics"], metrics, paths[0])
-    entries = {}
-    if spec["artifacts"]:
-        for path in list_entries(store, root, run_id, "artifacts"):
-            entries.update(read_json(store, path, parse_constant=str)["artifacts"])
+    entries = read_field(store, folder, "artifacts", parse_constant=str) if spec["artifacts"] else {}
     for (output, (name, shown)), target in zip(spec["artifacts"].items(), paths[1:]):  # noqa: B905 (Python 3.8)
         if name in entries:
             entry = entries[name]
