@@ -104,8 +104,9 @@ def test_git_decides_if_the_folder_is_in_a_repository(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["git", "ignore file", "nothing"])
-def test_a_tracker_base_does_not_travel(tmp_path: Path, by: str) -> None:
-    base = {"old/results/.torchx_kfp/runs/r": "", "old/results/r/train/1": "{}", "old/results/r.json": ""}
+def test_tracker_bases_and_environments_do_not_travel(tmp_path: Path, by: str) -> None:
+    base = {"env/pyvenv.cfg": "", "env/lib/a.py": ""}
+    base |= {"old/results/.torchx_kfp/runs/r": "", "old/results/r/train/1": "{}", "old/results/r.json": ""}
     make(tmp_path, {"train.py": "", "old/notes": "", ".torchx_kfp/runs/r": "", **base})
     if by == "git":
         git(tmp_path, "init", "-q")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
 import os
 import shlex
 import stat
@@ -24,15 +23,15 @@ from pathlib import Path
 
 from torchx_kfp.common.credentials import credentials_matcher, matcher
 from torchx_kfp.common.git import run_git
-from torchx_kfp.common.safe_files import PRIVATE, read_bytes, special_kind
+from torchx_kfp.common.safe_files import PRIVATE, UnfitFileError, open_regular, read_bytes, special_kind
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.errors import WorkspaceError, explain
 
 IGNORE_FILE = ".torchxignore"
 #: Names of folders that never travel.
 NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", PRIVATE, ".venv"})
-#: A folder with one of these is an environment.
-_OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
+#: What marks other folders that never travel: virtual environments, and tracker bases.
+_MARKS = ("pyvenv.cfg", "conda-meta", PRIVATE)
 #: Bytes of a workspace above which it needs to be allowed.
 LARGEST = 100_000_000
 #: The bytes of ``.torchxignore``, at most.
@@ -45,12 +44,14 @@ _NAMED = 20
 class WorkspaceFile:
     """A file or link of a workspace.
 
-    ``name`` is relative, with ``/``; ``path`` is where it is on this machine; ``target`` is that of a link.
+    ``name`` is relative, with ``/``; ``path`` is where it is on this machine; ``modified`` is its time of change in
+    nanoseconds; ``target`` is that of a link.
     """
 
     name: str
     path: str
     size: int = 0
+    modified: int = 0
     executable: bool = False
     target: str | None = None
 
@@ -73,8 +74,8 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
             f"The workspace {shown(os.fspath(folder))} is not a folder. Give the folder with the code."
         )
     try:
-        names, included = _rules(root, _inside(root, without))
-        entries = [_entry(root, name) for name in sorted(_outside_of_bases(root, names))]
+        names, included = _rules(root, _test_of_folders(root, without))
+        entries = [_entry(root, name) for name in sorted(names)]
     except OSError as error:
         raise WorkspaceError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
     except RecursionError:
@@ -111,40 +112,50 @@ def pack_workspace(entries: Sequence[WorkspaceFile], first: Mapping[str, bytes])
             archive.addfile(member, io.BytesIO(content))
         for entry in entries:
             member = tarfile.TarInfo(entry.name)
-            member.mode = 0o755 if entry.executable else 0o644
-            if entry.target is not None:
+            if entry.target is None:
+                content = _read(entry)
+                member.mode = 0o755 if entry.executable else 0o644
+            else:
+                content = b""
                 member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777
-                archive.addfile(member)
-                continue
-            member.size = entry.size
-            try:
-                _add_file(archive, member, entry.path)
-            except OSError as error:
-                raise WorkspaceError(
-                    f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}."
-                ) from None
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     return out.getvalue()
 
 
-def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
-    # A link or FIFO may have taken the file's place.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        before = os.fstat(descriptor)
-        content = file.read(member.size + 1) if stat.S_ISREG(before.st_mode) else None
-        after = os.fstat(descriptor)
-    if content is None or len(content) != member.size or after.st_mtime_ns != before.st_mtime_ns:
-        raise WorkspaceError(f"{shown(member.name)} changed while the workspace was packed. Pack it again.")
-    archive.addfile(member, io.BytesIO(content))
+def _read(entry: WorkspaceFile) -> bytes:
+    """Return the content of a file, which must be as it was listed."""
+    try:
+        with open(open_regular(entry.path, os.path.dirname(entry.path)), "rb") as file:
+            content = file.read(entry.size + 1)
+            if len(content) == entry.size and os.fstat(file.fileno()).st_mtime_ns == entry.modified:
+                return content
+    except UnfitFileError:  # a link or FIFO has taken its place
+        pass
+    except OSError as error:
+        raise WorkspaceError(f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}.") from None
+    raise WorkspaceError(f"{shown(entry.name)} changed while the workspace was packed. Pack it again.")
 
 
-def _inside(root: str, folders: Iterable[str]) -> tuple[str, ...]:
-    """Return the beginnings of the names in these folders."""
-    found = (os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) for folder in folders)
-    return tuple(f"{name}/" for name in found if name.split("/")[0] not in (".", ".."))
+def _test_of_folders(root: str, without: Iterable[str]) -> Callable[[str], bool]:
+    """Return a test of folders, by their names below the root: whether their files never travel."""
+    places = {os.path.realpath(folder) for folder in without}
+
+    @functools.cache
+    def stays(folder: str) -> bool:
+        above, _, name = folder.rpartition("/")
+        path = os.path.join(root, folder)
+        return bool(folder) and (
+            name in NEVER
+            or stays(above)
+            or os.path.realpath(path) in places
+            or any(os.path.lexists(os.path.join(path, mark)) for mark in _MARKS)
+        )
+
+    return stays
 
 
-def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], set[str]]:
+def _rules(root: str, stays: Callable[[str], bool]) -> tuple[Iterable[str], set[str]]:
     """Return the names of the files that travel, and those that a line ``!name`` includes."""
     try:
         # The folder may be somebody else's: a FIFO or a device would never end.
@@ -152,24 +163,15 @@ def _rules(root: str, without: tuple[str, ...]) -> tuple[Iterable[str], set[str]
         ignored = matcher(lines)
         included = {line[1:].strip().lstrip("/") for line in lines if line.startswith("!")}
     except FileNotFoundError:
-        tracked = _of_git(root)
+        tracked = _of_git(root, stays)
         if tracked is None:
             _refuse_repository(root)
-            return _walk(root, lambda name: name.startswith(without)), set()
-        return (name for name in tracked if not name.startswith(without)), set()
+            return _walk(root, stays, lambda _: False), set()
+        return tracked, set()
     except Exception as error:  # each implementation of patterns has its own errors
         raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
 
-    return _walk(root, lambda name: name.startswith(without) or ignored(name)), included
-
-
-def _outside_of_bases(root: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield the names that are in no tracker base below the root: a folder with records of runs."""
-    is_base = functools.cache(lambda folder: os.path.lexists(os.path.join(root, folder, PRIVATE)))
-    for name in names:
-        folders = itertools.accumulate(name.split("/")[:-1], "{}/{}".format)
-        if not any(map(is_base, folders)):
-            yield name
+    return _walk(root, stays, ignored), included
 
 
 def _refuse_repository(root: str) -> None:
@@ -183,23 +185,22 @@ def _refuse_repository(root: str) -> None:
             )
 
 
-def _of_git(root: str) -> list[str] | None:
+def _of_git(root: str, stays: Callable[[str], bool], folder: str = "") -> list[str] | None:
     """Return the files that git tracks or would track; None if the folder is not in a repository."""
-    listed = run_git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = run_git(os.path.join(root, folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed is None:
         return None
-    names = sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
     found: list[str] = []
-    for name in names:
+    for name in {f"{folder}{os.fsdecode(name)}" for name in listed.split(b"\0") if name}:
         path = os.path.join(root, name)
         if os.path.isdir(path) and not os.path.islink(path):  # a submodule
-            found += (f"{name.rstrip('/')}/{inner}" for inner in _of_git(path) or ())
-        elif os.path.lexists(path) and not NEVER.intersection(name.split("/")[:-1]):
+            found += _of_git(root, stays, f"{name.rstrip('/')}/") or ()
+        elif os.path.lexists(path) and not stays(os.path.dirname(name)):
             found.append(name)
     return found
 
 
-def _walk(root: str, ignored: Callable[[str], bool], folder: str = "") -> Iterator[str]:
+def _walk(root: str, stays: Callable[[str], bool], ignored: Callable[[str], bool], folder: str = "") -> Iterator[str]:
     """Yield the names of all files that are not ignored. As in git, nothing in an ignored folder can be included."""
     with os.scandir(os.path.join(root, folder)) as entries:
         for entry in entries:
@@ -208,12 +209,8 @@ def _walk(root: str, ignored: Callable[[str], bool], folder: str = "") -> Iterat
                 # In a worktree of git, or a submodule, .git is a file.
                 if entry.name != ".git" and not ignored(name):
                     yield name
-            elif not (entry.name in NEVER or ignored(f"{name}/") or _is_environment(entry.path)):
-                yield from _walk(root, ignored, f"{name}/")
-
-
-def _is_environment(path: str) -> bool:
-    return any(os.path.lexists(os.path.join(path, name)) for name in _OF_ENVIRONMENTS)
+            elif not (stays(name) or ignored(f"{name}/")):
+                yield from _walk(root, stays, ignored, f"{name}/")
 
 
 def _entry(root: str, name: str) -> WorkspaceFile:
@@ -226,7 +223,7 @@ def _entry(root: str, name: str) -> WorkspaceFile:
         ) from None
     status = os.lstat(path)
     if stat.S_ISREG(status.st_mode):
-        return WorkspaceFile(name, path, status.st_size, bool(status.st_mode & stat.S_IXUSR))
+        return WorkspaceFile(name, path, status.st_size, status.st_mtime_ns, bool(status.st_mode & stat.S_IXUSR))
     if not stat.S_ISLNK(status.st_mode):
         raise WorkspaceError(
             f"{shown(name)} in the workspace is a {special_kind(status.st_mode)}. Only files and links travel: exclude "
