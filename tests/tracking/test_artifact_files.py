@@ -24,7 +24,7 @@ from torchx_kfp.errors import (
     ResultRefusedError,
     TrackerError,
 )
-from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, artifact_files
+from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, artifacts
 from torchx_kfp.tracking.cleanup import find_old_runs, remove_runs
 
 RUN = "p1/train/e1"
@@ -231,7 +231,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     for name in ("a", "b"):
         (folder / name).write_text(name)
-    read = artifact_files._hash
+    read = artifacts._hash
 
     def changing(path: str) -> Any:
         found = read(path)
@@ -243,7 +243,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
             (folder / "a").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(artifact_files, "_hash", changing)
+    monkeypatch.setattr(artifacts, "_hash", changing)
     run = stage(tmp_path / "results")
     with pytest.raises(ResultRefusedError, match=says("changed", "folder")):
         run.add_artifact("model", folder, store=True)
@@ -337,11 +337,11 @@ def test_a_killed_upload_is_not_taken_for_whole(store: str, tmp_path: Path, requ
         (folder / name).write_text(name)
     code = """
 import sys, time
-from torchx_kfp.tracking import artifact_files, current_run
+from torchx_kfp.tracking import artifacts, current_run
 def hanging(*_):
     print("ready", flush=True)
     time.sleep(600)
-artifact_files._verify_unchanged = hanging
+artifacts._verify_unchanged = hanging
 current_run().add_artifact("model", sys.argv[1], store=True)
 """
     with started(code, folder, variables=environ(base, RUN)) as process:
@@ -382,14 +382,14 @@ def test_threads_that_want_the_same_file_copy_it_once(tmp_path: Path, monkeypatc
     stage(tmp_path / "results").add_artifact("model", tmp_path / "model", store=True)
     found = reader(tmp_path / "results").artifact("model")
     fetched = []
-    fetch: Callable[..., None] = artifact_files.StoredFiles._fetch
+    fetch: Callable[..., None] = artifacts.StoredFiles.fetch
 
-    def slowly(it: artifact_files.StoredFiles, *words: Any) -> None:
+    def slowly(it: artifacts.StoredFiles, *words: Any) -> None:
         fetched.append(1)
         time.sleep(0.2)
         fetch(it, *words)
 
-    monkeypatch.setattr(artifact_files.StoredFiles, "_fetch", slowly)
+    monkeypatch.setattr(artifacts.StoredFiles, "fetch", slowly)
     threads = [threading.Thread(target=found.download, args=(tmp_path / "copies",)) for _ in range(8)]
     for thread in threads:
         thread.start()

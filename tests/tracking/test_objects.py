@@ -225,7 +225,7 @@ def test_many_small_files_have_the_time_of_their_number(
     for path in files.values():
         path.write_bytes(b"x")
     store = open_store(s3_base, patience=0)
-    store.put_files({key: str(path) for key, path in files.items()}, 64)
+    store.put_files({key: (str(path), 1) for key, path in files.items()})
     assert len(store.list_files("files")) == 300
 
 

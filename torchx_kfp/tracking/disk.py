@@ -77,17 +77,17 @@ class DiskStore(Store):
         except OSError as error:
             raise self.problem("write", key, error) from error
 
-    def put_files(self, files: Mapping[str, str], at_once: int) -> None:
+    def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:
         """Copy files atomically. A crash of the machine may lose them, which their digests show."""
-        for key, path in files.items():
+        for key, (path, _) in files.items():
             try:
                 with open(path, "rb", buffering=0) as file:
                     write_file(self._path(key), file, root=self._root, durable=False)
             except OSError as error:
                 raise self.problem("write", key, error) from error
 
-    def get_files(self, files: Mapping[str, str], at_once: int) -> None:
-        for key, path in files.items():
+    def get_files(self, files: Mapping[str, tuple[str, int]]) -> None:
+        for key, (path, _) in files.items():
             try:
                 descriptor = open_regular(self._path(key), self._root)
             except FileNotFoundError:

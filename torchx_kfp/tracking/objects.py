@@ -33,6 +33,8 @@ _REQUESTS = 64
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
 #: What a file of many counts for, besides its bytes: a client in Python sends some hundred requests in a second.
 _BYTES_PER_FILE = 10_000
+#: The bytes of a small file, of which so many are on their way at once; of a large one, the driver sends parts at once.
+_SMALL, _AT_ONCE = 1 << 20, 64
 #: How many parts of a large file are on their way to or from S3 at once, and the bytes of one that is sent. One that
 #: comes has 50 MiB. s3fs's own numbers, 10 parts of 50 MiB, take half a gigabyte of memory.
 _PARTS, _PART = 4, 8 << 20
@@ -142,14 +144,14 @@ class FsspecStore(Store):
 
     def _pipe(self, path: str, content: bytes) -> None:
         if self._asynchronous:
-            self._timed(lambda: self._fs._pipe_file(path, content), len(content))
+            self._timed(self._fs._pipe_file(path, content), len(content))
         else:
             self._fs.pipe_file(path, content)
 
-    def _timed(self, call: Callable[[], Coroutine[Any, Any, T]], size: int) -> T:
+    def _timed(self, call: Coroutine[Any, Any, T], size: int) -> T:
         """Return the value of a coroutine that sends bytes, unless it takes too long for this size."""
         seconds = self._patience + _WRITE_SECONDS + size / _BYTES_PER_SECOND
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call(), seconds), self._fs.loop)
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), self._fs.loop)
         try:
             return future.result()
         except asyncio.TimeoutError:
@@ -159,28 +161,30 @@ class FsspecStore(Store):
             future.cancel()
             raise
 
-    def put_files(self, files: Mapping[str, str], at_once: int) -> None:
-        here, there = list(files.values()), [self._path(key) for key in files]
-        try:
-            if self._asynchronous:
-                size = sum(map(os.path.getsize, here)) + len(here) * _BYTES_PER_FILE
-                given = {"chunksize": _PART} if self._is_s3 else {}
-                self._timed(lambda: self._fs._put(here, there, batch_size=at_once, **given), size)
-            else:
-                self._fs.put(here, there)
-        except Exception as error:
-            raise self.problem("write", next(iter(files)), error) from error
+    def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:
+        given = {"chunksize": _PART} if self._is_s3 else {}
+        for group, at_once in _groups(files):
+            here, there = [path for path, _ in group.values()], [self._path(key) for key in group]
+            try:
+                if self._asynchronous:
+                    size = sum(size for _, size in group.values()) + len(group) * _BYTES_PER_FILE
+                    self._timed(self._fs._put(here, there, batch_size=at_once, **given), size)
+                else:
+                    self._fs.put(here, there)
+            except Exception as error:
+                raise self.problem("write", next(iter(group)), error) from error
 
-    def get_files(self, files: Mapping[str, str], at_once: int) -> None:
-        given = {"batch_size": at_once} if self._asynchronous else {}
-        try:
-            self._fs.get([self._path(key) for key in files], list(files.values()), **given)
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in _LOCAL_ERRNOS:
+    def get_files(self, files: Mapping[str, tuple[str, int]]) -> None:
+        for group, at_once in _groups(files):
+            given = {"batch_size": at_once} if self._asynchronous else {}
+            try:
+                self._fs.get([self._path(key) for key in group], [path for path, _ in group.values()], **given)
+            except FileNotFoundError:
                 raise
-            raise self.problem("read", next(iter(files)), error) from error
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in _LOCAL_ERRNOS:
+                    raise
+                raise self.problem("read", next(iter(group)), error) from error
 
     def remove(self, file: File) -> bool:
         """Remove a file. An object store cannot be asked to keep a file that was written since it was listed."""
@@ -276,6 +280,13 @@ class FsspecStore(Store):
                 "reached from here."
             )
         return super().problem(action, key, error)
+
+
+def _groups(files: Mapping[str, tuple[str, int]]) -> Iterator[tuple[dict[str, tuple[str, int]], int]]:
+    """Yield the small files and the large ones, with how many of them may be on their way at once."""
+    for is_small, at_once in ((True, _AT_ONCE), (False, 1)):
+        if group := {key: file for key, file in files.items() if (file[1] <= _SMALL) is is_small}:
+            yield group, at_once
 
 
 def _cut_frames(error: BaseException) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 from torchx_kfp.common.text import counted, size_text
 from torchx_kfp.contract.carried.publisher import FILES, PRIVATE, RUNS, fields_of
 from torchx_kfp.errors import ArgumentError, TrackerError
-from torchx_kfp.tracking.artifact_files import StoredFiles
-from torchx_kfp.tracking.artifacts import Artifact
+from torchx_kfp.tracking.artifacts import Artifact, StoredFiles
 from torchx_kfp.tracking.curves import Curve, History, Point
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import add_entry, list_entries, name_after, run_id_of

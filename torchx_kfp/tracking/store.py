@@ -187,17 +187,12 @@ class Store(abc.ABC):
         """Write the key's file. Readers see the old content or the new one."""
 
     @abc.abstractmethod
-    def put_files(self, files: Mapping[str, str], at_once: int) -> None:
-        """Copy files of this machine, whose paths are given by key. A reader sees all of a file or nothing.
-
-        Args:
-            files: the files.
-            at_once: how many of them may be on their way at once.
-        """
+    def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:
+        """Copy files of this machine, of these paths and sizes by key. A reader sees all of a file or nothing."""
 
     @abc.abstractmethod
-    def get_files(self, files: Mapping[str, str], at_once: int) -> None:
-        """Copy files to this machine, to the paths that are given by key. The arguments are those of ``put_files``.
+    def get_files(self, files: Mapping[str, tuple[str, int]]) -> None:
+        """Copy files to this machine, to the paths that are given by key, with their sizes.
 
         Raises:
             FileNotFoundError: a file does not exist.
