@@ -123,8 +123,9 @@ def _names(path: str, root: str | None) -> list[str]:
 
 def _descend(root: str, names: list[str], *, make: bool = False, flags: int = _PASS) -> int:
     """Open a folder beneath a root with these flags, and return its descriptor."""
-    if make:
-        _make_root(root)
+    while make and not os.path.lexists(root):  # it is made like those below it
+        root, name = os.path.split(root.rstrip("/"))
+        root, names = root or os.curdir, [name, *names]
     descriptor = os.open(root, _PASS if names else flags)
     for number, name in enumerate(names, 1):
         try:
@@ -138,18 +139,6 @@ def _descend(root: str, names: list[str], *, make: bool = False, flags: int = _P
             os.close(descriptor)
         descriptor = below
     return descriptor
-
-
-def _make_root(root: str) -> None:
-    missing = []
-    while not os.path.lexists(root):
-        missing.append(root)
-        root = os.path.dirname(root) or os.curdir
-    for folder in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # opening it will tell whether it is a folder
-            os.mkdir(folder)
-            with _closing(os.open(os.path.dirname(folder) or os.curdir, _PASS)) as above:
-                _sync(above)
 
 
 def _open_in(folder: int, name: str, flags: int, place: str, *, follow: bool = False) -> int:
@@ -362,8 +351,17 @@ def exists(path: str, root: str) -> bool:
     return True
 
 
-def copy(source: str, target: str, *, source_root: str | None = None, target_root: str | None = None) -> None:
+def copy(
+    source: str, target: str, *, source_root: str | None = None, target_root: str | None = None, whole: bool = False
+) -> None:
     """Copy a file, or a folder and its contents, with permissions, over the target.
+
+    Args:
+        source: the path of what is copied.
+        target: the path of the copy.
+        source_root: a folder above the source; links below it are not followed.
+        target_root: the same for the target.
+        whole: whether the copy has its name only when it is complete; a folder that already exists is kept.
 
     Raises:
         UnfitFileError: the source contains something other than files and folders, or a path leads out of its root.
@@ -371,24 +369,16 @@ def copy(source: str, target: str, *, source_root: str | None = None, target_roo
     """
     with (
         open_parent(source, source_root) as (from_folder, from_name),
-        open_parent(target, target_root, make=True) as to,
+        open_parent(target, target_root, make=True) as (to_folder, to_name),
     ):
-        _copy(from_folder, from_name, *to, source, follow=source_root is None)
-
-
-def rename(source: str, target: str, root: str) -> None:
-    """Rename a file or folder within its folder, which is beneath the root; a folder that already exists is kept.
-
-    Raises:
-        UnfitFileError: the path leads out of the root.
-        OSError: it cannot be renamed.
-    """
-    with open_parent(target, root) as (folder, name):
-        try:
-            os.rename(os.path.basename(source), name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
+        made = temporary_name() if whole else to_name
+        _copy(from_folder, from_name, to_folder, made, source, follow=source_root is None)
+        if whole:
+            try:
+                os.rename(made, to_name, src_dir_fd=to_folder, dst_dir_fd=to_folder)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
 
 
 def _verify(folder: int, name: str, path: str, top: str, depth: int) -> None:

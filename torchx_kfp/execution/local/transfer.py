@@ -87,16 +87,13 @@ def copy_here(url: str, path: str, root: str, folder: str, named: Collection[str
         AttemptError: it cannot be copied, or must not be.
     """
     place = verify_source(url, named)
-    name = f".{secrets.token_hex(8)}"
     try:
         if safe_files.exists(path, root):
             return
-        temporary = os.path.join(folder, name)
+        temporary = os.path.join(folder, f".{secrets.token_hex(8)}")
         try:
             _fetch(url, temporary, place)
-            partial = os.path.join(os.path.dirname(path), name)
-            safe_files.copy(temporary, partial, target_root=root)
-            safe_files.rename(partial, path, root)
+            safe_files.copy(temporary, path, target_root=root, whole=True)
         finally:
             if os.path.isdir(temporary):
                 shutil.rmtree(temporary, ignore_errors=True)
