@@ -91,13 +91,12 @@ class Findings:
     marked: bool
 
 
-def find_old_runs(store: Store, before: float, begun: float | None = None, *, only: str | None = None) -> Findings:
+def find_old_runs(store: Store, before: float, *, only: str | None = None) -> Findings:
     """Find the pipeline runs under a tracker base that are older than a certain time. The base is listed once.
 
     Args:
         store: the store of the tracker base.
         before: runs whose newest file was written before this time are old, in seconds since 1970.
-        begun: runs with a stage that has begun after this time and has no results stay, by default ``UNFINISHED`` ago.
         only: the run to find, whatever its age, even if it may be going on.
 
     Raises:
@@ -114,8 +113,7 @@ def find_old_runs(store: Store, before: float, begun: float | None = None, *, on
     known = [OldRun(name, tuple(found)) for name, found in runs.items() if name not in left_alone]
     old = [run for run in known if (run.modified < before if only is None else run.run == only)]
     old.sort(key=lambda run: (-run.modified, run.run))
-    begun = time.time() - UNFINISHED if begun is None else begun
-    old = [replace(run, open_stage=_open_stage(run, begun)) for run in old]
+    old = [replace(run, open_stage=_open_stage(run)) for run in old]
     kept = {run.run: run.open_stage for run in old if run.open_stage and only is None}
     users = _users(store, files, {run.run for run in old} - kept.keys())
     kept |= {run: f"used by {user}" for run, user in users.items()}
@@ -184,9 +182,9 @@ def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -
     }
     if not old:
         return {}
-    schedules = _folded(store, [file.key for file in store.list_files(SCHEDULES)], ["code"])
-    runs = _folded(store, (file.key for file in store.list_files(RUNS) if run_of(file.key) not in going), ["code"])
-    used = {code.digest for record in (*schedules.values(), *runs.values()) for code in record.code}
+    entries = (file.key for place in (SCHEDULES, RUNS) for file in store.list_files(place))
+    records = _folded(store, (key for key in entries if run_of(key) not in going), ["code"])
+    used = {code.digest for record in records.values() for code in record.code}
     return {digest: file for digest, file in sorted(old.items()) if digest not in used}
 
 
@@ -199,7 +197,7 @@ def remove_code(store: Store, unused: Mapping[str, File]) -> dict[str, File]:
     return {digest: file for (digest, file), is_gone in zip(going.items(), gone, strict=True) if is_gone}
 
 
-def _open_stage(run: OldRun, since: float) -> str:
+def _open_stage(run: OldRun) -> str:
     """Return why a run may still be going on; empty if no stage says so."""
     begun: dict[str, float] = {}
     for file in run.files:
@@ -209,7 +207,7 @@ def _open_stage(run: OldRun, since: float) -> str:
     earlier = superseded({run_id: max(begun.get(run_id, 0.0), done.get(run_id, 0.0)) for run_id in {*begun, *done}})
     late = {when: run_id for run_id, when in begun.items() if run_id not in earlier and run_id not in done}
     newest = max(late, default=0.0)
-    if newest <= since:
+    if newest <= time.time() - UNFINISHED:
         return ""
     stage = late[newest].partition("/")[2].partition("/")[0]
     return f"may be going on: {stage} has no results, and began {duration(time.time() - newest)} ago"

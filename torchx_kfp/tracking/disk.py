@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from torchx_kfp.common.safe_files import (
@@ -22,7 +23,7 @@ from torchx_kfp.common.safe_files import (
 )
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking.store import LARGEST_RECORD, File, Store
+from torchx_kfp.tracking.store import File, Store
 
 T = TypeVar("T")
 
@@ -47,33 +48,34 @@ class DiskStore(Store):
 
     def __init__(self, base: str, folder: str) -> None:
         super().__init__(base, _THREADS)
-        self._folder = folder.rstrip("/")
-        self._root = self._folder or "/"
-
-    @property
-    def folder(self) -> str:
-        """The directory as an absolute path."""
-        return self._root
+        #: The directory as an absolute path.
+        self.folder = folder.rstrip("/") or "/"
 
     def location(self, key: str) -> str:
-        return f"{self._folder}/{key}"
+        return os.path.join(self.folder, key)
 
-    def read(self, key: str, most: int = LARGEST_RECORD + 1) -> bytes | None:
-        def read() -> bytes:
-            with open(open_regular(self._path(key), self._root), "rb") as file:
+    def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | CorruptResultError | None]:
+        def content(path: str) -> bytes:
+            with open(open_regular(path, self.folder), "rb") as file:
                 return file.read(min(most, os.fstat(file.fileno()).st_size))
 
-        try:
-            return _once_more(read)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self.problem("read", key, error) from error
+        def read(key: str) -> bytes | CorruptResultError | None:
+            try:
+                return _once_more(functools.partial(content, self._path(key)))
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                problem = self.problem("read", key, error)
+                if isinstance(problem, CorruptResultError):
+                    return problem
+                raise problem from error
+
+        return self.each(read, keys)
 
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file atomically and durably."""
         try:
-            _once_more(lambda: write_file(self._path(key), content, root=self._root))
+            _once_more(lambda: write_file(self._path(key), content, root=self.folder))
         except OSError as error:
             raise self.problem("write", key, error) from error
 
@@ -82,14 +84,14 @@ class DiskStore(Store):
         for key, (path, _) in files.items():
             try:
                 with open(path, "rb", buffering=0) as file:
-                    write_file(self._path(key), file, root=self._root, durable=False)
+                    write_file(self._path(key), file, root=self.folder, durable=False)
             except OSError as error:
                 raise self.problem("write", key, error) from error
 
     def get_files(self, files: Mapping[str, tuple[str, int]]) -> None:
         for key, (path, _) in files.items():
             try:
-                descriptor = open_regular(self._path(key), self._root)
+                descriptor = open_regular(self._path(key), self.folder)
             except FileNotFoundError:
                 raise
             except OSError as error:
@@ -105,7 +107,7 @@ class DiskStore(Store):
             return (state.st_size, state.st_mtime) == (file.size, file.modified)
 
         try:
-            with open_parent(self._path(file.key), self._root) as (folder, name):
+            with open_parent(self._path(file.key), self.folder) as (folder, name):
                 if not is_same(name):
                     return False
                 # It may have been replaced in this instant: then the new one is put back, unless there is a newer one.
@@ -132,7 +134,7 @@ class DiskStore(Store):
         """Remove the folders of a key that are empty, the innermost first."""
         while key := key.rpartition("/")[0]:
             try:
-                with open_parent(self._path(key), self._root) as (folder, name):
+                with open_parent(self._path(key), self.folder) as (folder, name):
                     os.rmdir(name, dir_fd=folder)
             except OSError:  # it is not empty, or another process was faster
                 return
@@ -150,7 +152,7 @@ class DiskStore(Store):
 
     def _path(self, key: str) -> str:
         # Names on disk are UTF-8, whatever the process's locale is.
-        path = f"{self._folder}/{os.fsdecode(key.encode())}"
+        path = self.location(os.fsdecode(key.encode()))
         # A long path could be opened name by name, but not by other programs.
         if len(os.fsencode(path)) > _MAX_PATH or any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
             limits = f"file systems allow names of {_MAX_NAME} bytes, and paths of {_MAX_PATH:,}"
@@ -166,7 +168,7 @@ class DiskStore(Store):
         """
         if prefix:
             try:
-                with open_parent(self._path(prefix), self._root) as (folder, name):
+                with open_parent(self._path(prefix), self.folder) as (folder, name):
                     state = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError, UnfitFileError):
                 return
@@ -187,7 +189,7 @@ class DiskStore(Store):
                 continue
             for entry in found:
                 try:
-                    name, state = _decoded(entry.name), entry.stat(follow_symlinks=False)
+                    name, state = os.fsencode(entry.name).decode(), entry.stat(follow_symlinks=False)
                 except (FileNotFoundError, UnicodeDecodeError):  # removed since, or not a key of a tracker
                     continue
                 below = f"{key}/{name}" if key else name
@@ -211,7 +213,7 @@ class DiskStore(Store):
                 f"{self.location(key)} is a {kind}, and links below a tracker base are not followed. "
                 "Replace it with a folder."
             )
-        if isinstance(error, (NotADirectoryError, FileExistsError)) and not os.path.isdir(self._root):
+        if isinstance(error, (NotADirectoryError, FileExistsError)) and not os.path.isdir(self.folder):
             return TrackerBaseError(
                 f"Cannot {action} {self.location(key)}: the tracker base {self.base!r} is not a directory, "
                 "or lies below a file. Name a directory, or a place where one can be made."
@@ -227,8 +229,3 @@ def _once_more(action: Callable[[], T]) -> T:
         if error.errno != errno.ESTALE:
             raise
         return action()
-
-
-def _decoded(name: str) -> str:
-    """Return the name of a file as part of a key. Raises UnicodeDecodeError if it is not UTF-8."""
-    return os.fsencode(name).decode()

@@ -17,7 +17,7 @@ from fsspec.core import url_to_fs
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking.store import LARGEST_RECORD, PRIVATE, File, Store
+from torchx_kfp.tracking.store import PRIVATE, File, Store
 
 T = TypeVar("T")
 
@@ -111,10 +111,6 @@ class FsspecStore(Store):
     def location(self, key: str) -> str:
         return str(self._fs.unstrip_protocol(f"{self._root}/{key}"))
 
-    def read(self, key: str, most: int = LARGEST_RECORD + 1) -> bytes | None:
-        [content] = self._read_many([key], most)
-        return content
-
     def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | None]:
         paths = [self._path(key) for key in keys]
         # With a range, s3fs does not ask for the size first.
@@ -132,21 +128,14 @@ class FsspecStore(Store):
     def write(self, key: str, content: bytes) -> None:
         path = self._path(key)
         try:
-            try:
-                self._pipe(path, content)
-            except FileNotFoundError:
-                if self._objects:  # the bucket is missing, and buckets are not created here
-                    raise
+            if not self._objects:
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._pipe(path, content)
+            if self._asynchronous:
+                self._timed(self._fs._pipe_file(path, content), len(content))
+            else:
+                self._fs.pipe_file(path, content)
         except Exception as error:  # each store's client raises its own errors
             raise self.problem("write", key, error) from error
-
-    def _pipe(self, path: str, content: bytes) -> None:
-        if self._asynchronous:
-            self._timed(self._fs._pipe_file(path, content), len(content))
-        else:
-            self._fs.pipe_file(path, content)
 
     def _timed(self, call: Coroutine[Any, Any, T], size: int) -> T:
         """Return the value of a coroutine that sends bytes, unless it takes too long for this size."""

@@ -149,13 +149,16 @@ class Store(abc.ABC):
     def location(self, key: str) -> str:
         """Return the path or URL of the key's file, for messages."""
 
-    @abc.abstractmethod
     def read(self, key: str, most: int = LARGEST_RECORD + 1) -> bytes | None:
         """Return at most this many of the first bytes of the key's file; None if it does not exist.
 
         Raises:
             CorruptResultError: something other than a file is there.
         """
+        [content] = self._read_many([key], most)
+        if isinstance(content, CorruptResultError):
+            raise content
+        return content
 
     def read_records(self, keys: Sequence[str]) -> Iterator[bytes | CorruptResultError | None]:
         """Yield the content of each file of results or records, None if it does not exist; many are read at once.
@@ -173,14 +176,9 @@ class Store(abc.ABC):
                 else:
                     yield content
 
+    @abc.abstractmethod
     def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | CorruptResultError | None]:
-        def read(key: str) -> bytes | CorruptResultError | None:
-            try:
-                return self.read(key, most)
-            except CorruptResultError as error:
-                return error
-
-        return self.each(read, keys)
+        """Yield for each key what ``read`` returns, or its error for what is no file; many are read at once."""
 
     @abc.abstractmethod
     def write(self, key: str, content: bytes) -> None:

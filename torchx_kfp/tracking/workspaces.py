@@ -81,9 +81,7 @@ def find_archives(store: Store) -> dict[str, File]:
     return {name[1]: file for file in store.list_files(_FOLDER) if (name := _NAME.fullmatch(file.key))}
 
 
-def pack_folders(
-    store: Store, folders: Mapping[str, str], without: Iterable[str] = (), largest: int = LARGEST
-) -> PackedWorkspace:
+def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str] = ()) -> PackedWorkspace:
     """Pack folders, without a request to the store.
 
     Args:
@@ -91,7 +89,6 @@ def pack_folders(
         folders: the folders, and the path of each in the workspace; "" is its top. As in TorchX, a file of a later one
             replaces that of an earlier one with the same name.
         without: folders that do not belong to the workspace even if they are inside. A tracker base never does.
-        largest: the bytes that its files may have.
 
     Raises:
         WorkspaceError: a folder cannot travel; the message says why.
@@ -102,11 +99,11 @@ def pack_folders(
     total, what = sum(entry.size for entry in entries), ", ".join(map(shown, folders))
     if not entries:
         raise WorkspaceError(f"The workspace {what} has no files, or {IGNORE_FILE} or git ignores them all.")
-    if total > largest:
+    if total > LARGEST:
         biggest = sorted(entries, key=lambda entry: -entry.size)[:5]
         named = ", ".join(f"{entry.name} ({size_text(entry.size)})" for entry in biggest)
         raise WorkspaceError(
-            f"The workspace {what} has {size_text(total)}, more than {size_text(largest)}. Its largest files: {named}. "
+            f"The workspace {what} has {size_text(total)}, more than {size_text(LARGEST)}. Its largest files: {named}. "
             f"Exclude what the stages do not need in {IGNORE_FILE}."
         )
     archive = pack_workspace(entries, {UNPACKER: unpacker_file()})
