@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
 
 from torchx_kfp.authoring.naming import input_name
 from torchx_kfp.authoring.reads import ReadSource, is_list
 from torchx_kfp.authoring.references import Reference, Text
 from torchx_kfp.contract.inputs import INNER, READS, RUN_ID, SUFFIXES, parameter_placeholder
 
-#: The default of an input that the caller must pass.
-NO_DEFAULT = object()
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input of the component: its type in the IR, the task's argument (None: the caller passes it), its default."""
-
-    type: str
-    argument: Any = None
-    default: Any = NO_DEFAULT
-
 
 class Inputs:
-    """The inputs of a component. Rendering text for KFP adds those to which the text refers.
+    """The inputs of a component, ``planned`` by name. Rendering text for KFP adds those to which the text refers.
 
     KFP's backend merges components whose containers have the same text, even if their inputs differ
     (kubeflow/pipelines, argocompiler). So a name in the text shows the input's type, and whether there is a loop item.
     """
 
-    def __init__(self, parameters: Mapping[Reference, object], taken: Iterable[str]) -> None:
-        """Begin with these inputs and their defaults, which keep their names; ``taken`` are names of other things."""
-        self.planned = {
-            reference.name: Input(reference.type, reference.argument, default)
-            for reference, default in parameters.items()
-        }
+    def __init__(self, parameters: Collection[Reference], taken: Iterable[str]) -> None:
+        """Begin with these inputs, which keep their names; ``taken`` are names of other things."""
+        self.planned = {reference.name: reference for reference in parameters}
         self._names = {reference: reference.name for reference in parameters}
         self._taken = {RUN_ID, *taken, *self.planned}
 
@@ -63,12 +47,12 @@ class Inputs:
 
     def add_text(self, name: str, text: str) -> str:
         """Add an input for this text, under this name or a similar one, and return its placeholder."""
-        return parameter_placeholder(self._add(name, Input("STRING", text)))
+        return parameter_placeholder(self._add(name, Reference(text, text, name, "STRING")))
 
-    def _add(self, wanted: str, planned: Input) -> str:
+    def _add(self, wanted: str, reference: Reference) -> str:
         name = input_name(wanted, self._taken)
         self._taken.add(name)
-        self.planned[name] = planned
+        self.planned[name] = reference
         return name
 
     def _placeholder(self, reference: Reference, alias: str = "") -> str:
@@ -76,7 +60,7 @@ class Inputs:
             wanted = (
                 alias or f"{INNER if reference.loop_item else ''}{reference.name}{SUFFIXES.get(reference.type, '')}"
             )
-            self._names[reference] = self._add(wanted, Input(reference.type, reference.argument))
+            self._names[reference] = self._add(wanted, reference)
             if reference.loop_item:
                 self._placeholder(reference.loop_item)
         return parameter_placeholder(self._names[reference])
@@ -88,11 +72,11 @@ class Inputs:
         return text if is_list(source) else f'"{text}"'
 
 
-def describe(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
+def describe(inputs: Mapping[str, Reference], outputs: Mapping[str, type]) -> str:
     """Return a text that differs for components with different inputs, defaults or outputs."""
     kinds = {name: getattr(kind, "schema_title", kind.__name__) for name, kind in outputs.items()}
     defaults = {
-        name: [planned.type, *([] if planned.default is NO_DEFAULT else [planned.default])]
+        name: [planned.type, *([] if planned.default is inspect.Parameter.empty else [planned.default])]
         for name, planned in inputs.items()
     }
     return json.dumps([defaults, kinds], sort_keys=True, default=repr)

@@ -13,7 +13,6 @@ from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class, structures
 from kfp.dsl.types import type_utils
 
-from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.plan import StagePlan
 from torchx_kfp.authoring.reads import StageOutputs, TrackerBase
 from torchx_kfp.authoring.references import PYTHON_TYPES, Reference
@@ -82,11 +81,12 @@ def _component_spec(plan: StagePlan, name: str) -> Any:
         docs = docstring_parser.parse(description)
         description = "\n".join(filter(None, (docs.short_description, docs.long_description))).strip()
         described = {parameter.arg_name: parameter.description for parameter in docs.params}
+    defaults = _defaults(plan)
     inputs = {
         key: structures.InputSpec(
             _spec_type(PYTHON_TYPES[planned.type]),
-            default=None if planned.default is NO_DEFAULT else planned.default,
-            optional=planned.default is not NO_DEFAULT,
+            default=defaults.get(key),
+            optional=key in defaults,
             description=described.get(key),
         )
         for key, planned in plan.inputs.items()
@@ -126,14 +126,14 @@ def _pipeline_of(plan: StagePlan) -> Any:
         task = component(**dict(zip((parameter.name for parameter in parameters), inputs, strict=True)))
         return outputs(**{name: task.outputs[name] for name in plan.outputs}) if plan.outputs else None
 
-    defaults, fixed = _defaults(plan), _fixed(plan)
+    fixed = _fixed(plan)
     parameters = [
         inspect.Parameter(
             key,
             # Positional parameters without a default would have to come first.
             inspect.Parameter.KEYWORD_ONLY,
             annotation=PYTHON_TYPES[planned.type],
-            default=defaults.get(key, inspect.Parameter.empty),
+            default=planned.default,
         )
         for key, planned in plan.inputs.items()
         if key not in fixed
@@ -150,7 +150,9 @@ def _fixed(plan: StagePlan) -> dict[str, str]:
 
 
 def _defaults(plan: StagePlan) -> dict[str, Any]:
-    return {key: planned.default for key, planned in plan.inputs.items() if planned.default is not NO_DEFAULT}
+    return {
+        key: planned.default for key, planned in plan.inputs.items() if planned.default is not inspect.Parameter.empty
+    }
 
 
 def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None) -> dsl.PipelineTask:

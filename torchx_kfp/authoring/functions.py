@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 from torchx import specs
 
-from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.python import check_arguments, typed_parameters
@@ -110,7 +109,7 @@ def call_function(
     fn: Callable[..., specs.AppDef],
     constants: Mapping[str, Any],
     options: Collection[str] = (),
-) -> tuple[specs.AppDef, dict[Reference, object]]:
+) -> tuple[specs.AppDef, list[Reference]]:
     """Call the function with these constants, and placeholders for all other parameters.
 
     Args:
@@ -119,7 +118,7 @@ def call_function(
         options: the names of the options of stages, for errors.
 
     Returns:
-        The AppDef, and the function's inputs with their defaults.
+        The AppDef, and the function's inputs.
     """
     call = _Call(fn, constants)
     check_arguments(f"The function {call.name!r}", constants, call.signature.parameters, options)
@@ -133,8 +132,7 @@ def call_function(
         raise AppDefError(f"{call.title} returned {app!r}, but a TorchX component returns an AppDef.")
     app = _plain(app)
     call.check_samples(app, inputs)
-    defaults = {reference: call.signature.parameters[name].default for name, reference in inputs.items()}
-    return app, {ref: NO_DEFAULT if value is inspect.Parameter.empty else value for ref, value in defaults.items()}
+    return app, list(inputs.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +168,7 @@ class _Call:
                     "str, int, float, bool, list or dict, and so are their defaults, with numbers that JSON has. Give "
                     f"it as a constant: component_from_function({self.name}, {name}=...)."
                 )
-            yield name, parameter(name, kind)
+            yield name, parameter(name, kind, declared.default)
 
     def build(self, values: Mapping[str, object]) -> Any:
         """Call the function with these values, and name the line of what it raises."""

@@ -11,7 +11,7 @@ from torchx import specs
 from torchx_kfp.authoring.appdef import PodSettings, check_app, check_name, single_pod
 from torchx_kfp.authoring.application import Application, env_words, pod_labels, single_application
 from torchx_kfp.authoring.channels import parse_checked
-from torchx_kfp.authoring.component_inputs import Input, Inputs, describe
+from torchx_kfp.authoring.component_inputs import Inputs, describe
 from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
@@ -44,7 +44,7 @@ class StagePlan:
     image: str
     tracker_base: TrackerBase | None
     command: tuple[str, ...]
-    inputs: Mapping[str, Input]
+    inputs: Mapping[str, Reference]
     outputs: Mapping[str, type]
     pod: PodSettings
     field_paths: Mapping[str, str]
@@ -56,7 +56,7 @@ def plan_stage(
     app: specs.AppDef,
     options: StageOptions | None = None,
     *,
-    parameters: Mapping[Reference, object] | None = None,
+    parameters: Sequence[Reference] = (),
     description: str | None = None,
 ) -> StagePlan:
     """Plan the stage that runs the app.
@@ -64,7 +64,7 @@ def plan_stage(
     Args:
         app: an AppDef. Without an engine, it has one role and one replica.
         options: the options of the stage.
-        parameters: inputs of the component, even unused ones, and their defaults (``NO_DEFAULT`` if there is none).
+        parameters: inputs of the component, even unused ones.
         description: the component's description. The default names the AppDef.
     """
     options = options or StageOptions()
@@ -85,7 +85,7 @@ def plan_stage(
         pod = replace(pod, labels=pod_labels(app, main, alone=True))
     variables = env_words(application, f"role {main.name!r}", first=options.tracker_base is None)
     description = description or f"TorchX application {app.name}, role {main.name}"
-    return _plan(options, name, description, application, variables, pod, parameters or {})
+    return _plan(options, name, description, application, variables, pod, parameters)
 
 
 def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
@@ -111,7 +111,7 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
         )
     application = Application(image=parse_checked(image, "image"))
     description = "Results of another stage as outputs of KFP"
-    return _plan(options, _stage_name(options, name), description, application, (), PodSettings(), {})
+    return _plan(options, _stage_name(options, name), description, application, (), PodSettings(), ())
 
 
 def _stage_name(options: StageOptions, default: str) -> str:
@@ -127,7 +127,7 @@ def _plan(
     application: Application,
     variables: Sequence[Text],
     pod: PodSettings,
-    parameters: Mapping[Reference, object],
+    parameters: Sequence[Reference],
 ) -> StagePlan:
     """Plan a stage in three steps, each of which needs all of the one before.
 

@@ -6,6 +6,7 @@ anything. The protocols here declare the attributes that kfp's classes have in c
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -48,9 +49,9 @@ class PipelineTask(Protocol):
 class Reference:
     """A value that KFP fills in at run time.
 
-    References with the same ``key`` are equal. ``argument`` is what the task passes to the input: a channel, or one of
-    KFP's own placeholders. It is None for an input of a component, which the component's caller passes. ``type`` is the
-    name of the type in the IR, such as ``NUMBER_INTEGER``.
+    References with the same ``key`` are equal. ``argument`` is what the task passes to the input: a channel, one of
+    KFP's own placeholders, or constant text. It is None for an input of a component, which the component's caller
+    passes, if it has no ``default``. ``type`` is the name of the type in the IR, such as ``NUMBER_INTEGER``.
     """
 
     key: str
@@ -59,6 +60,7 @@ class Reference:
     type: str
     #: The item whose field this is, if the task must take it as well: KFP passes on the field only together with it.
     loop_item: Reference | None = None
+    default: object = inspect.Parameter.empty
 
     def __eq__(self, other: object) -> bool:
         # Comparing channels with == would make a condition for dsl.If.
@@ -88,9 +90,9 @@ def join_constants(parts: Iterable[str | Reference]) -> Text:
     return tuple(joined)
 
 
-def parameter(name: str, kind: str) -> Reference:
-    """Return a reference to the component's input with this name and this type in the IR."""
-    return Reference(f"parameter {name}", None, name, kind)
+def parameter(name: str, kind: str, default: object = inspect.Parameter.empty) -> Reference:
+    """Return a reference to the component's input with this name, this type in the IR, and this default."""
+    return Reference(f"parameter {name}", None, name, kind, default=default)
 
 
 #: The index of a replica, which only the replica knows: its launcher fills it in, not KFP. No input has such a name.

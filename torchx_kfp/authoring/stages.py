@@ -14,7 +14,6 @@ from torchx import specs
 
 from torchx_kfp.authoring import emit
 from torchx_kfp.authoring.channels import contains_channel
-from torchx_kfp.authoring.component_inputs import NO_DEFAULT
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import is_input_name
@@ -264,12 +263,12 @@ class Stages(StageOptions):
         tracked: bool,
         reads: Iterable[str],
         options: Mapping[str, Any],
-        parameters: Mapping[Reference, object] | None = None,
+        parameters: Sequence[Reference] = (),
         description: str | None = None,
     ) -> StagePlan:
         """Plan a component. Its caller passes the tracker base and the run ids of stages that it reads as inputs.
 
-        ``parameters`` are further inputs, which the AppDef may contain, and their defaults.
+        ``parameters`` are further inputs, which the AppDef may contain.
         """
         stage: StageOptions = self.with_options(**options)
         if stage.tracker_base is not None:
@@ -277,7 +276,6 @@ class Stages(StageOptions):
                 f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "
                 "Stages without it, and pass it when you call the component: component(tracker_base=...)."
             )
-        parameters = dict(parameters or {})
         if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
             raise ReadsError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
         aliases = [check_alias(alias) for alias in reads]
@@ -295,7 +293,7 @@ class Stages(StageOptions):
             sources: Any = {alias: parameter(alias, "STRING") for alias in aliases}
             base: Any = parameter(TRACKER_BASE, "STRING")
             stage = replace(stage, tracker_base=base, reads=sources)
-            parameters |= dict.fromkeys([*sources.values(), base], NO_DEFAULT)
+            parameters = [*parameters, *sources.values(), base]
         plan = plan_stage(app, stage, parameters=parameters, description=description)
         for key, planned in plan.inputs.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
