@@ -7,9 +7,9 @@ five forms:
                    and ``outputs`` parse those that have rules of their own
 ``Text``           each text of the AppDef and of the options, as constants and ``Reference``s to values that are known
                    only at run time (``references``); ``channels`` finds them, ``inline_code`` keeps them out of code
-``Application``    what a pod runs (``application``): a role's application, or the launcher that starts the replicas of
-                   a stage with an engine (``replicas``, ``pods``, ``engines``). ``appdef`` has the fields of AppDefs,
-                   and the ``PodSettings`` of the stage's own pod
+``Application``    what a pod runs and what it is like (``application``): a role's application, or the launcher that
+                   starts the replicas of a stage with an engine (``replicas``, ``pods``, ``engines``). ``appdef`` has
+                   the fields of AppDefs
 the command        text for KFP: ``Inputs`` (``component_inputs``) turns references into placeholders and plans the
                    inputs for them, ``words`` encodes words, and ``contract.command`` makes the command
 ``StagePlan``      everything about the stage (``plan``), from which ``emit`` makes the KFP component and task

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import fields
 
 from torchx import specs
 
@@ -66,29 +66,6 @@ GPU = "nvidia.com/gpu"
 _ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller, engine='volcano' needs Volcano"
 _ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
 _WHERE = "Give it to task_from_app, or torchx run: -cfg engine="
-
-
-@dataclass(frozen=True)
-class PodSettings:
-    """What a stage's own pod is like, in the words of Kubernetes.
-
-    Attributes:
-        cpu: its request and limit; None for none.
-        memory: likewise.
-        accelerator: a type of device, and its count.
-        node_selector: the labels of its node.
-        volumes: pairs of a claim and the path at which it is mounted.
-        labels: its labels.
-        task_config: for a launcher, the settings of the task that its own pod has as well; otherwise None.
-    """
-
-    cpu: str | None = None
-    memory: str | None = None
-    accelerator: tuple[str, int] | None = None
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    volumes: Sequence[tuple[str, str]] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    task_config: Sequence[str] | None = None
 
 
 def single_role(app: specs.AppDef) -> specs.Role:
@@ -184,8 +161,8 @@ def check_name(name: object, where: str) -> None:
     check_word(name, where)
 
 
-def single_pod(role: specs.Role) -> PodSettings:
-    """Return the settings of the pod of a stage without an engine; 0 and -1 ask for nothing, as in TorchX."""
+def single_resources(role: specs.Role) -> dict[str, str]:
+    """Return what the pod of a stage without an engine asks for: see ``parse_resources``."""
     resource, where = role.resource, f"role {role.name!r}"
     if 0 < resource.memMB < LAUNCHER_MB:
         raise AppDefError(
@@ -193,24 +170,18 @@ def single_pod(role: specs.Role) -> PodSettings:
             f"needs about {LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
         )
-    counts = parse_devices(resource, where)
-    if len(counts) > 1:
+    amounts = parse_resources(resource, where)
+    devices = [name for name in amounts if name not in ("cpu", "memory")]
+    if len(devices) > 1:
         raise AppDefError(
-            f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}), but a KFP task "
+            f"resource of {where} asks for {len(devices)} types of accelerators ({', '.join(devices)}), but a KFP task "
             "can have only one. Ask for one of them, or give an engine, such as engine='job', whose pods can have more."
         )
-    amounts = parse_amounts(resource, where)
-    return PodSettings(
-        cpu=amounts.get("cpu"),
-        memory=amounts.get("memory"),
-        accelerator=next(iter(counts.items()), None),
-        node_selector=parse_node_selector(role),
-        volumes=_parse_volumes(role),
-    )
+    return amounts
 
 
-def parse_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
-    """Read cpu and memory as Kubernetes writes them. Those that the resource does not ask for are left out."""
+def parse_resources(resource: specs.Resource, where: str) -> dict[str, str]:
+    """Read cpu, memory and devices as Kubernetes writes them; 0 and -1 ask for nothing, as in TorchX."""
     cpu, memory = resource.cpu, resource.memMB
     amounts = {}
     # TorchX declares cpu as an int, but people ask for half a core. Millicores can express both, as in its Kubernetes
@@ -219,7 +190,7 @@ def parse_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
         amounts["cpu"] = f"{int(cpu * 1000)}m"
     if memory >= 1:
         amounts["memory"] = f"{int(memory)}M"
-    return amounts
+    return amounts | _parse_devices(resource, where)
 
 
 def parse_node_selector(role: specs.Role) -> dict[str, str]:
@@ -236,7 +207,7 @@ def parse_node_selector(role: specs.Role) -> dict[str, str]:
     return selector
 
 
-def _parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
+def parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
     """Read the role's persistent volume claims and the paths at which they are mounted."""
     volumes = []
     for mount in role.mounts:
@@ -299,7 +270,7 @@ def whole_number(value: object, where: str, least: int) -> int:
     return int(value)
 
 
-def parse_devices(resource: specs.Resource, where: str) -> dict[str, int]:
+def _parse_devices(resource: specs.Resource, where: str) -> dict[str, str]:
     """Return how many devices of each type the resource asks for."""
     if GPU in resource.devices and resource.gpu not in (-1, 0, resource.devices[GPU]):
         raise AppDefError(
@@ -308,4 +279,4 @@ def parse_devices(resource: specs.Resource, where: str) -> dict[str, int]:
         )
     counts = {GPU: resource.gpu, **resource.devices}
     whole = {name: whole_number(count, f"the count of {name} of {where}", -1) for name, count in counts.items()}
-    return {name: count for name, count in whole.items() if count > 0}
+    return {name: str(count) for name, count in whole.items() if count > 0}

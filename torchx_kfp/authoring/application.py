@@ -17,7 +17,15 @@ from kfp.dsl import pipeline_channel
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
-from torchx_kfp.authoring.appdef import parse_retries, parse_workspace_folders, shown_value, single_role
+from torchx_kfp.authoring.appdef import (
+    parse_node_selector,
+    parse_retries,
+    parse_volumes,
+    parse_workspace_folders,
+    shown_value,
+    single_resources,
+    single_role,
+)
 from torchx_kfp.authoring.channels import check_text, ir_type, parse, parse_checked
 from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
@@ -41,7 +49,9 @@ LAUNCHER_FAILED = 125
 
 @dataclass(frozen=True)
 class Application:
-    """What a pod runs: the application of a role, or the launcher of a stage with an engine.
+    """What a pod runs, the application of a role or the launcher of a stage with an engine, and what the pod is like.
+
+    An engine gives the pods of its roles all that is below ``failures``: see ``pods``.
 
     Attributes:
         words: the entrypoint and its arguments; for a launcher, the words of the roles' applications.
@@ -50,6 +60,11 @@ class Application:
         image: its image.
         starter: the words of programs that start it.
         failures: the exit codes with which a starter ends that could not start it.
+        resources: the pod's requests and limits, as Kubernetes writes them, with at most one type of device.
+        node_selector: the labels of its node.
+        volumes: pairs of a claim and the path at which it is mounted.
+        labels: the pod's labels.
+        task_config: for a launcher, the settings of the task that its own pod has as well; otherwise None.
     """
 
     words: Sequence[Text] = ()
@@ -58,6 +73,11 @@ class Application:
     image: Text = ()
     starter: Sequence[Text] = ()
     failures: tuple[int, ...] = ()
+    resources: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[tuple[str, str]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    task_config: Sequence[str] | None = None
 
 
 def single_application(app: specs.AppDef, options: StageOptions) -> Application:
@@ -75,6 +95,9 @@ def single_application(app: specs.AppDef, options: StageOptions) -> Application:
         env={**tracker_env(options.trackers), **application.env},
         field_paths={**application.field_paths, **needs_run},
         starter=[*application.starter, *((word,) for word in retrying)],
+        resources=single_resources(role),
+        node_selector=parse_node_selector(role),
+        volumes=parse_volumes(role),
     )
 
 

@@ -162,17 +162,17 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         # This was called outside a pipeline, with kfp.local: the task has already run, and nothing below applies.
         return task
     pod = plan.pod
-    if pod.cpu or pod.memory or pod.accelerator:
+    if amounts := dict(pod.resources):
         # KFP's setters do the same, but look up the whole stack in source files, and in 2.14 refuse most counts.
-        kind, count = pod.accelerator or (None, None)
-        amount = None if count is None else str(count)
-        task.container_spec.resources = structures.ResourceSpec(pod.cpu, pod.cpu, pod.memory, pod.memory, kind, amount)
+        cpu, memory = amounts.pop("cpu", None), amounts.pop("memory", None)
+        device, count = next(iter(amounts.items()), (None, None))
+        task.container_spec.resources = structures.ResourceSpec(cpu, cpu, memory, memory, device, count)
     if not plan.cache:
         task.set_caching_options(False)
     # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions
     # convert the whole configuration at each call, which took a fifth of the time to compile 300 stages.
     config: dict[str, Any] = {"podMetadata": {"labels": dict(pod.labels)}} if pod.labels else {}
-    if paths := plan.field_paths:
+    if paths := pod.field_paths:
         config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in paths.items()]
     if config:
         task.platform_config["kubernetes"] = config

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.authoring.appdef import PodSettings, check_app, check_name, single_pod
+from torchx_kfp.authoring.appdef import check_app, check_name
 from torchx_kfp.authoring.application import Application, env_words, pod_labels, single_application
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.component_inputs import Inputs, describe
@@ -34,8 +34,8 @@ class StagePlan:
 
     ``name`` is the stage's name as it was given, ``component`` its name in KFP. ``image`` and ``command`` are text for
     KFP. ``tracker_base`` is the option; for a component, a reference to its input. ``outputs`` maps names to the Python
-    types of parameters, or to classes of artifacts. ``field_paths`` are variables that name fields of the pod, and
-    ``secrets`` maps secrets to their keys and variables.
+    types of parameters, or to classes of artifacts. ``pod`` says what the pod is like, and ``secrets`` maps secrets to
+    their keys and variables.
     """
 
     name: str
@@ -46,8 +46,7 @@ class StagePlan:
     command: tuple[str, ...]
     inputs: Mapping[str, Reference]
     outputs: Mapping[str, type]
-    pod: PodSettings
-    field_paths: Mapping[str, str]
+    pod: Application
     secrets: Secrets
     cache: bool
 
@@ -77,15 +76,12 @@ def plan_stage(
         )
     name = _stage_name(options, app.name)
     main, engine = app.roles[0], parse_engine(options.engine)
-    if engine:
-        application, pod = launcher(app, options, engine, name)
-    else:
-        application, pod = single_application(app, options), single_pod(main)
+    application = launcher(app, options, engine, name) if engine else single_application(app, options)
     if options.labels:
-        pod = replace(pod, labels=pod_labels(app, main, alone=True))
+        application = replace(application, labels=pod_labels(app, main, alone=True))
     variables = env_words(application, f"role {main.name!r}", first=options.tracker_base is None)
     description = description or f"TorchX application {app.name}, role {main.name}"
-    return _plan(options, name, description, application, variables, pod, parameters)
+    return _plan(options, name, description, application, variables, parameters)
 
 
 def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
@@ -111,7 +107,7 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
         )
     application = Application(image=parse_checked(image, "image"))
     description = "Results of another stage as outputs of KFP"
-    return _plan(options, _stage_name(options, name), description, application, (), PodSettings(), ())
+    return _plan(options, _stage_name(options, name), description, application, (), ())
 
 
 def _stage_name(options: StageOptions, default: str) -> str:
@@ -126,7 +122,6 @@ def _plan(
     description: str,
     application: Application,
     variables: Sequence[Text],
-    pod: PodSettings,
     parameters: Sequence[Reference],
 ) -> StagePlan:
     """Plan a stage in three steps, each of which needs all of the one before.
@@ -138,7 +133,7 @@ def _plan(
     tracked = options.tracker_base is not None
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
     # The name of a launcher's input is kept free whatever kfp compiles the pipeline, so that all name others the same.
-    taken = [RUN_ID, *([] if pod.task_config is None else [TASK_CONFIG])]
+    taken = [RUN_ID, *([] if application.task_config is None else [TASK_CONFIG])]
     published = None
     if options.publishing:
         # The program that publishes results also records the exit code of a stage that may fail.
@@ -174,7 +169,7 @@ def _plan(
             component_digest(describe(inputs.planned, outputs)),
             words,
             mask,
-            needs_python=_needs_python(application, pod, published),
+            needs_python=_needs_python(application, published),
             tracker_base=base,
             run_id=run_id,
             has_outputs=published is not None,
@@ -184,8 +179,7 @@ def _plan(
         ),
         inputs=inputs.planned,
         outputs=outputs,
-        pod=pod,
-        field_paths=application.field_paths,
+        pod=application,
         secrets=options.secrets or {},
         cache=options.cache,
     )
@@ -196,11 +190,11 @@ def _publisher(published: Outputs | None, options: StageOptions) -> tuple[str, .
     return published.words(command.carried_program("publisher", inline=options.inline)) if published else ()
 
 
-def _needs_python(application: Application, pod: PodSettings, published: Outputs | None) -> str:
+def _needs_python(application: Application, published: Outputs | None) -> str:
     """Return the message for an image without python3; empty if the stage does not need it."""
     if "PATH" in application.env:
         return ""  # the script does not know where the application's programs are
-    if pod.task_config is not None:
+    if application.task_config is not None:
         return OF_LAUNCHER
     if published is None:
         return ""

@@ -11,7 +11,7 @@ from typing import Any
 from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import role_to_pod, sanitize_for_serialization
 
-from torchx_kfp.authoring.appdef import parse_amounts, parse_devices, parse_node_selector, whole_number
+from torchx_kfp.authoring.appdef import parse_node_selector, parse_resources, whole_number
 from torchx_kfp.authoring.engines.engine import ROLE_LABEL, STAGE_LABEL, Engine, Manifest, marker
 from torchx_kfp.errors import AppDefError
 
@@ -46,10 +46,8 @@ def pod_template(
         env: the variables from secrets and fields of the pod.
         labels: the labels of the application.
     """
-    where = f"role {role.name!r}"
     selector = parse_node_selector(role)
-    amounts = parse_amounts(role.resource, where)
-    amounts |= {device: str(count) for device, count in parse_devices(role.resource, where).items()}
+    amounts = parse_resources(role.resource, f"role {role.name!r}")
     plain = specs.Role(role.name, image, mounts=role.mounts, port_map=parse_ports(role))
     pod: Manifest = sanitize_for_serialization(role_to_pod(name, plain, None))
     (container,) = pod["spec"]["containers"]

@@ -13,7 +13,6 @@ from torchx import specs
 
 from torchx_kfp.authoring.appdef import (
     FIELDS,
-    PodSettings,
     check_role,
     parse_retries,
     shown_value,
@@ -82,8 +81,8 @@ class _Words:
         return placed
 
 
-def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: str) -> tuple[Application, PodSettings]:
-    """Return the application that starts the replicas of the stage with an engine, and the settings of its pod."""
+def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: str) -> Application:
+    """Return the application that starts the replicas of the stage with an engine."""
     _check_roles(app)
     roles = dict(zip(role_names(app.roles), app.roles, strict=True))
     main = app.roles[0]
@@ -145,7 +144,7 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
     for word in program:
         check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
     image = engine.launcher_image
-    application = Application(
+    return Application(
         words=words.words,
         env={**shared, **inherited},
         field_paths={
@@ -156,10 +155,10 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
         image=parse_checked(image, "launcher_image") if image else applications[0].image,
         starter=[(word,) for word in program],
         failures=(LAUNCHER_FAILED,),
+        volumes=volumes,
+        # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
+        task_config=("ENV", *(["KUBERNETES_VOLUMES"] if options.publishing else [])),
     )
-    # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
-    task_config = ("ENV", *(["KUBERNETES_VOLUMES"] if options.publishing else []))
-    return application, PodSettings(volumes=volumes, task_config=task_config)
 
 
 def _publisher_volumes(main: specs.Role, options: StageOptions) -> tuple[tuple[str, str], ...]:
