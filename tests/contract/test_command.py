@@ -15,15 +15,14 @@ from tests.authoring.kfp_engines import kubelet
 from torchx_kfp.contract.command import Outputs, decode, encode, launcher_words
 from torchx_kfp.contract.inputs import (
     RUN_ID,
-    encode_aliases,
     escape,
     find_rewritten,
-    join_values,
     output_placeholder,
     parameter_placeholder,
     plain_json,
+    stage_value,
 )
-from torchx_kfp.contract.scripts import component_digest, retry_words, workspace_words
+from torchx_kfp.contract.scripts import retry_words, workspace_words
 from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
 from torchx_kfp.execution.model.checks import expand
 
@@ -90,8 +89,8 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
         else:
             inputs[f"reads_{at}"] = run_ids
             parents.append(f'"{placeholder}"' if isinstance(run_ids, str) else placeholder)
-    inputs["stage"] = join_values("train", encode_aliases(found), values)
-    name, base = component_digest("inputs"), "{{$.inputs.parameters['base']}}"
+    inputs["stage"] = stage_value("train", found, values)
+    name, base = "0a1b2c3d", "{{$.inputs.parameters['base']}}"
     tracked = form != "untracked"
     command = encode(
         name,

@@ -10,8 +10,8 @@ five forms:
 ``Application``    what a pod runs and what it is like (``application``): a role's application, or the launcher that
                    starts the replicas of a stage with an engine (``replicas``, ``pods``, ``engines``). ``appdef`` has
                    the fields of AppDefs
-the command        text for KFP: ``Inputs`` (``component_inputs``) turns references into placeholders and plans the
-                   inputs for them, ``words`` encodes words, and ``contract.command`` makes the command
+the command        text for KFP: ``rendering`` encodes words, turns references into placeholders and plans the inputs
+                   for them, and ``contract.command`` makes the command
 ``StagePlan``      everything about the stage (``plan``), from which ``emit`` makes the KFP component and task
 
 ``functions`` calls TorchX component functions to see which AppDef they build from their inputs, ``python`` makes an

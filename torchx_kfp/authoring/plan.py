@@ -11,20 +11,19 @@ from torchx import specs
 from torchx_kfp.authoring.appdef import check_app, check_name
 from torchx_kfp.authoring.application import Application, env_words, pod_labels, single_application
 from torchx_kfp.authoring.channels import parse_checked
-from torchx_kfp.authoring.component_inputs import Inputs, describe
 from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import parse_outputs, parse_ui_metadata
 from torchx_kfp.authoring.reads import TrackerBase, is_list, parse_reads, parse_tracker_base
 from torchx_kfp.authoring.references import Reference, Text
+from torchx_kfp.authoring.rendering import Inputs, digest, encode
 from torchx_kfp.authoring.replicas import launcher
 from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables
-from torchx_kfp.authoring.words import encode
 from torchx_kfp.contract import command
 from torchx_kfp.contract.command import UI_METADATA, Outputs
-from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, encode_aliases, join_values
-from torchx_kfp.contract.scripts import OF_LAUNCHER, OF_MAY_FAIL, OF_PUBLISHER, component_digest
+from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, stage_value
+from torchx_kfp.contract.scripts import OF_LAUNCHER, OF_MAY_FAIL, OF_PUBLISHER
 from torchx_kfp.errors import AppDefError, ReadsError
 
 
@@ -158,7 +157,7 @@ def _plan(
     run_id = "" if application.words else parents.pop()[1:-1]
     values = ""
     if tracked and not run_id:
-        values = inputs.add_text(STAGE, join_values(stage_name(name), encode_aliases(sources), moved))
+        values = inputs.add_text(STAGE, stage_value(stage_name(name), sources, moved))
     return StagePlan(
         name=name,
         component=component_name(name),
@@ -166,7 +165,7 @@ def _plan(
         image=image,
         tracker_base=options.tracker_base,
         command=command.encode(
-            component_digest(describe(inputs.planned, outputs)),
+            digest(inputs.planned, outputs),
             words,
             mask,
             needs_python=_needs_python(application, published),

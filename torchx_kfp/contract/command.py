@@ -59,8 +59,6 @@ from torchx_kfp.contract.scripts import (
     HAS_PARENTS,
     MAKES_RUN_ID,
     SHOWS,
-    assigned,
-    assignment,
     find_script,
     retries_in,
     script_words,
@@ -75,6 +73,8 @@ UI_METADATA = "mlpipeline_ui_metadata"
 METRICS = "metrics"
 #: KFP's ExecutorInput.
 EXECUTOR_INPUT = "{{$}}"
+#: The beginning of the word that sets the tracker base.
+SETS_BASE = f"{protocol.TRACKER_BASE}="
 #: What the names of variables begin with that ``set_aside`` has renamed.
 ASIDE = "TORCHX_KFP_NOT_"
 #: A program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
@@ -132,7 +132,7 @@ def encode(
         ui_metadata: the escaped JSON text of KFP v1's UI metadata.
     """
     parts = ""
-    before: list[str] = ["env", assignment(tracker_base)] if tracker_base else []
+    before: list[str] = ["env", SETS_BASE + tracker_base] if tracker_base else []
     given: list[str] = []
     if run_id:
         before.append(f"{protocol.JOB_ID}={run_id}")
@@ -203,7 +203,7 @@ class DecodedCommand:
     @property
     def tracker_bases(self) -> tuple[str, ...]:
         """All tracker bases that the command sets."""
-        return assigned(self.words)
+        return tuple(word.removeprefix(SETS_BASE) for word in self.words if word.startswith(SETS_BASE))
 
     @property
     def tracker_base(self) -> str | None:

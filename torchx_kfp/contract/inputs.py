@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torchx_kfp.contract import protocol
 
@@ -66,14 +66,10 @@ def artifact_placeholder(name: str) -> str:
     return f"{{{{$.outputs.artifacts['{name}'].path}}}}"
 
 
-def encode_aliases(aliases: Iterable[str]) -> list[str]:
-    """Return aliases as values of the input ``stage``."""
-    return [protocol.encode_alias(alias).replace(SEPARATOR, r"\u007c") for alias in aliases]
-
-
-def join_values(stage: str, aliases: Sequence[str], values: Sequence[str]) -> str:
-    """Return the input ``stage``: the stage's name, encoded aliases, and values."""
-    return SEPARATOR.join([stage, *aliases, *values])
+def stage_value(stage: str, aliases: Iterable[str], values: Iterable[str]) -> str:
+    """Return the input ``stage``: the stage's name, the aliases of those that it reads, and values."""
+    encoded = (protocol.encode_alias(alias).replace(SEPARATOR, r"\u007c") for alias in aliases)
+    return SEPARATOR.join([stage, *encoded, *values])
 
 
 # Escapes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Collection, Sequence
@@ -107,22 +106,6 @@ def find_script(words: Sequence[str]) -> tuple[str, int] | None:
     at = words.index("-ec") + 3 if "-ec" in words else 0
     found = _NAME.fullmatch(words[at - 1]) if 0 < at <= len(words) else None
     return (found[1], at) if found else None
-
-
-def component_digest(description: str) -> str:
-    """Return a text that differs for components with different descriptions."""
-    return hashlib.sha256(description.encode(errors="surrogatepass")).hexdigest()[:8]
-
-
-def assignment(tracker_base: str) -> str:
-    """Return the word of ``env`` that sets the tracker base."""
-    return f"{protocol.TRACKER_BASE}={tracker_base}"
-
-
-def assigned(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the tracker bases that words of a command set."""
-    name = assignment("")
-    return tuple(word.removeprefix(name) for word in words if word.startswith(name))
 
 
 #: The file at the beginning of a workspace's archive, and where its content is there: ``contract.carried.workspace``.

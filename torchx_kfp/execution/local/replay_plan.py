@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import DecodedCommand, decode
-from torchx_kfp.contract.scripts import assignment, workspace_in, workspace_words
+from torchx_kfp.contract.command import SETS_BASE, DecodedCommand, decode
+from torchx_kfp.contract.scripts import workspace_in, workspace_words
 from torchx_kfp.execution.local.attempt import RunContext, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.endpoints import described
@@ -112,7 +112,7 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
     run.component, run.name, run.inputs = component, invocation.stage, dict(invocation.inputs)
     if overrides.tracker_base and component.container is not None:
         command, args = (
-            tuple(assignment(overrides.tracker_base) if word.startswith(assignment("")) else word for word in words)
+            tuple(SETS_BASE + overrides.tracker_base if word.startswith(SETS_BASE) else word for word in words)
             for words in (component.container.command, component.container.args)
         )
         container = dataclasses.replace(component.container, command=command, args=args)
