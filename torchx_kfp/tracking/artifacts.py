@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
@@ -132,9 +132,7 @@ class StoredFiles:
     def is_at(self, path: str) -> bool:
         """Tell whether a file or folder on this machine has the same content."""
         try:
-            states = _list_local(path)
-            is_of_size = sum(state[0] for state in states.values()) == self.size
-            return is_of_size and _read_local(path, states).sha256 == self.sha256
+            return _read_local(path).sha256 == self.sha256
         except (OSError, ResultRefusedError):
             return False
 
@@ -356,15 +354,14 @@ def _look_at(name: str, path: str) -> None:
 
 def _store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
     """Store the file or folder at a local path or a ``file://`` URL: see ``add_artifact``."""
-    top = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
-    if not path or "://" in path.removeprefix("file://"):
+    top = absolute(path.removeprefix("file://"))
+    if not top or "://" in top:
         raise ResultRefusedError(
             f"The artifact {name!r} cannot be stored: {shown(path)} is not a path on this machine. Leave out "
             "store=True to register what is elsewhere."
         )
     try:
-        before = _list_local(top)
-        content = _read_local(top, before)
+        content = _read_local(top)
     except OSError as error:
         raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
     place = f"{folder}/{new_entry_name()}"
@@ -377,36 +374,37 @@ def _store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles
         try:
             store.put_files(files)
         finally:
-            _verify_unchanged(top, before)  # a file that is gone is not the store's fault
+            _verify_unchanged(top, content.states)  # a file that is gone is not the store's fault
         if content.listing is not None:
             store.write(f"{place}.json", content.listing)
         return StoredFiles(store, key, content.size, content.sha256, None if content.listing is None else len(files))
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(TrackerError):
             for _ in store.remove_many(store.list_files(place)):
                 pass
-        if isinstance(error, FileNotFoundError):
-            raise _unstable(error.filename or top) from None
         raise
 
 
 class _Content(NamedTuple):
     """The content of a file, or of a folder with the list of its files."""
 
+    states: Mapping[str, _State]
     files: _Digests
     listing: bytes | None
     size: int
     sha256: str
 
 
-def _read_local(top: str, names: Iterable[str]) -> _Content:
-    """Read the files of these names; those of empty folders end with a slash."""
-    files = {name: _hash(os.path.join(top, name) if name else top) for name in names if not name.endswith("/")}
+def _read_local(top: str) -> _Content:
+    """Read a file or folder of this machine. The errors are those of ``_list_local``."""
+    states = _list_local(top)
+    files = {name: _hash(os.path.join(top, name) if name else top) for name in states if not name.endswith("/")}
     if "" in files:
-        return _Content(files, None, *files[""])
-    content = {"files": files, "folders": sorted(name for name in names if name.endswith("/"))}
+        return _Content(states, files, None, *files[""])
+    content = {"files": files, "folders": sorted(name for name in states if name.endswith("/"))}
     listing = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-    return _Content(files, listing, sum(file.size for file in files.values()), hashlib.sha256(listing).hexdigest())
+    size = sum(file.size for file in files.values())
+    return _Content(states, files, listing, size, hashlib.sha256(listing).hexdigest())
 
 
 def _parse_list(content: bytes) -> tuple[_Digests, list[str]]:
@@ -478,15 +476,16 @@ def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
     Raises:
         ResultRefusedError: a file has changed, is gone, or is new.
     """
-    after = _list_local(top)
-    if different := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
-        raise _unstable(os.path.join(top, different[0]))
-
-
-def _unstable(path: str) -> ResultRefusedError:
-    return ResultRefusedError(
-        f"{shown(path)} changed while it was stored, so nothing was registered. Store it when it is complete."
-    )
+    try:
+        after = _list_local(top)
+        different = [os.path.join(top, name) for name in {**before, **after} if before.get(name) != after.get(name)]
+    except FileNotFoundError as error:
+        different = [error.filename]
+    if different:
+        raise ResultRefusedError(
+            f"{shown(different[0])} changed while it was stored, so nothing was registered. Store it when it is "
+            "complete."
+        )
 
 
 @contextlib.contextmanager

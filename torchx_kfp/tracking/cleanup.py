@@ -48,13 +48,11 @@ class OldRun:
     Attributes:
         run: its name.
         files: the files of its results and records, and its stored files.
-        open_stage: what says that it may be going on, if anything does.
         kept: the reason to keep it in spite of its age, if there is one.
     """
 
     run: str
     files: tuple[File, ...]
-    open_stage: str = ""
     kept: str = ""
 
     @property
@@ -72,6 +70,22 @@ class OldRun:
         """The names of its stages."""
         run_ids = [run_id_of(file.key) if _is_entry(file) else file.key for file in self.files]
         return sorted({parts[1] for run_id in run_ids if (parts := run_id_parts(run_id))})
+
+    @property
+    def open_stage(self) -> str:
+        """Why it may still be going on; empty if no stage says so."""
+        begun: dict[str, float] = {}
+        for file in self.files:
+            if _is_entry(file) and "started" in fields_of(file.key):
+                begun[run_id_of(file.key)] = max(file.modified, begun.get(run_id_of(file.key), 0.0))
+        done = {file.key: file.modified for file in self.files if not _is_own(file)}
+        earlier = superseded({run_id: max(begun.get(run_id, 0.0), done.get(run_id, 0.0)) for run_id in {*begun, *done}})
+        late = {when: run_id for run_id, when in begun.items() if run_id not in earlier and run_id not in done}
+        newest = max(late, default=0.0)
+        if newest <= time.time() - UNFINISHED:
+            return ""
+        stage = late[newest].partition("/")[2].partition("/")[0]
+        return f"may be going on: {stage} has no results, and began {duration(time.time() - newest)} ago"
 
 
 @dataclass(frozen=True)
@@ -113,8 +127,7 @@ def find_old_runs(store: Store, before: float, *, only: str | None = None) -> Fi
     known = [OldRun(name, tuple(found)) for name, found in runs.items() if name not in left_alone]
     old = [run for run in known if (run.modified < before if only is None else run.run == only)]
     old.sort(key=lambda run: (-run.modified, run.run))
-    old = [replace(run, open_stage=_open_stage(run)) for run in old]
-    kept = {run.run: run.open_stage for run in old if run.open_stage and only is None}
+    kept = {run.run: why for run in old if only is None and (why := run.open_stage)}
     users = _users(store, files, {run.run for run in old} - kept.keys())
     kept |= {run: f"used by {user}" for run, user in users.items()}
     return Findings(
@@ -195,22 +208,6 @@ def remove_code(store: Store, unused: Mapping[str, File]) -> dict[str, File]:
     going = {digest: file for digest, file in unused.items() if there.get(digest) == file}
     gone = store.each(store.remove, going.values())
     return {digest: file for (digest, file), is_gone in zip(going.items(), gone, strict=True) if is_gone}
-
-
-def _open_stage(run: OldRun) -> str:
-    """Return why a run may still be going on; empty if no stage says so."""
-    begun: dict[str, float] = {}
-    for file in run.files:
-        if _is_entry(file) and "started" in fields_of(file.key):
-            begun[run_id_of(file.key)] = max(file.modified, begun.get(run_id_of(file.key), 0.0))
-    done = {file.key: file.modified for file in run.files if not _is_own(file)}
-    earlier = superseded({run_id: max(begun.get(run_id, 0.0), done.get(run_id, 0.0)) for run_id in {*begun, *done}})
-    late = {when: run_id for run_id, when in begun.items() if run_id not in earlier and run_id not in done}
-    newest = max(late, default=0.0)
-    if newest <= time.time() - UNFINISHED:
-        return ""
-    stage = late[newest].partition("/")[2].partition("/")[0]
-    return f"may be going on: {stage} has no results, and began {duration(time.time() - newest)} ago"
 
 
 def _users(store: Store, files: Iterable[File], candidates: Collection[str]) -> dict[str, str]:
