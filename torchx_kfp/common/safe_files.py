@@ -20,7 +20,8 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
-#: The folder for everything that a tracker keeps besides results. Names that begin with it are the tracker's own.
+#: The folder for everything that a tracker keeps besides results. Names that begin with it are the tracker's own: they
+#: are no part of a key, and listings of results leave them out.
 PRIVATE = ".torchx_kfp"
 #: What the names of files begin with that are being written.
 TEMPORARY = f"{PRIVATE}-"

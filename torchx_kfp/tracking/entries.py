@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torchx_kfp.contract.carried.publisher import RUNS
-from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.tracking.store import Store, is_key, key_text, new_entry_name, pipeline_run
 
 _logger = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ T = TypeVar("T")
 _FEW_RUNS = 64
 #: In a folder, the two slashes of an app handle become one: ``local_cwd://session/app``.
 _HANDLE = re.compile(r"^([A-Za-z][A-Za-z0-9_.+-]*:)/(?!/)")
-#: The messages that this process has logged.
-_warned: set[str] = set()
 
 
 def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str = "", folder: str = RUNS) -> None:
@@ -78,11 +76,10 @@ def run_id_of(key: str) -> str:
     return _HANDLE.sub(r"\1//", key.split("/", 2)[2].rpartition("/")[0])
 
 
-def warn_once(problem: CorruptResultError) -> None:
+@cache
+def warn_once(problem: str) -> None:
     """Log once in a process that an entry is left out."""
-    if str(problem) not in _warned:
-        _warned.add(str(problem))
-        _logger.warning("Left out: %s", problem)
+    _logger.warning("Left out: %s", problem)
 
 
 def encode_json(content: Mapping[str, object], what: str) -> bytes:

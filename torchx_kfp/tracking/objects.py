@@ -8,16 +8,17 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
 
+from torchx_kfp.common.safe_files import PRIVATE
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking.store import PRIVATE, File, Store
+from torchx_kfp.tracking.store import File, Store
 
 T = TypeVar("T")
 
@@ -208,29 +209,24 @@ class FsspecStore(Store):
 
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
         path = self._path(prefix) if prefix else self._root
-        if prefix and self._objects:
-            # There may be an object of this name as well as others below it. One request lists both.
-            above, _, name = path.rpartition("/")
-            found = self._listed(lambda: self._fs.find(above, prefix=name, detail=True))
-        else:
-            found = self._listed(lambda: self._fs.find(path, detail=True))
-        files = [
-            File(name[len(self._root) + 1 :], int(entry["size"] or 0), _modified(entry))
-            for name, entry in (found.items() if isinstance(found, dict) else ())
-            if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
-        ]
-        return sorted(file for file in files if private or PRIVATE not in file.key[len(prefix) :].split("/"))
-
-    def _listed(self, action: Callable[[], T]) -> T | list[Any]:
+        where, _, name = path.rpartition("/")
+        # There may be an object of this name as well as others below it. One request lists both.
+        given = {"path": where, "prefix": name} if prefix and self._objects else {"path": path}
         try:
             self._fs.invalidate_cache()  # other processes also write
-            return action()
+            found = self._fs.find(**given, detail=True)
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
                 raise self.problem("list", "", error) from error
-            return []
+            found = {}
         except Exception as error:
             raise self.problem("list", "", error) from error
+        files = [
+            File(name[len(self._root) + 1 :], int(entry["size"] or 0), _modified(entry))
+            for name, entry in found.items()
+            if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
+        ]
+        return sorted(file for file in files if private or PRIVATE not in file.key[len(prefix) :].split("/"))
 
     def _path(self, key: str) -> str:
         path = f"{self._root}/{key}"

@@ -114,7 +114,7 @@ def read_records(store: Store, run_ids: Iterable[str] | None = None, fields: Col
     """
     records = fold_records(store, list_entries(store, run_ids), fields)
     for problem in records.problems:
-        warn_once(problem)
+        warn_once(str(problem))
     return records
 
 

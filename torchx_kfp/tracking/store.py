@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from torchx_kfp.common import safe_files
+from torchx_kfp.common.safe_files import PRIVATE
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 
@@ -34,10 +34,6 @@ LARGEST_RECORD = 64 << 20
 _READ_AHEAD = 1000
 
 Key = int | str
-
-#: The folder for everything that a tracker keeps besides results. No part of a key begins with this name, and listings
-#: do not show names that do: those of a local store's temporary files do as well.
-PRIVATE = safe_files.PRIVATE
 
 #: TorchX's own runner sets TORCHX_JOB_ID to an app handle, ``local_cwd://session/app``, which has an empty name.
 _APP_HANDLE = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*://")

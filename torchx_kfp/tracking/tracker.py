@@ -157,7 +157,7 @@ class FsspecResultTracker(ResultTracker):
         for key, found in self._read(list(dict.fromkeys(map(key_text, keys)))):
             if isinstance(found, CorruptResultError):
                 results.problems.append(found)
-                warn_once(found)
+                warn_once(str(found))
             else:
                 results[key] = found
         return results
@@ -173,7 +173,7 @@ class FsspecResultTracker(ResultTracker):
         """
         for key, found in self._read(self.keys(prefix)):
             if isinstance(found, CorruptResultError):
-                warn_once(found)
+                warn_once(str(found))
             elif found:
                 yield key, found
 
