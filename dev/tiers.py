@@ -18,7 +18,7 @@ RECORD = REPOSITORY / "tests" / "passed.json"
 #: The files and folders that each tier is about. Its tests are run by `make test-TIER`.
 TIERS = {
     "package": ("pyproject.toml", "MANIFEST.in", "torchx_kfp/common/extras.py", "dev/ci/package"),
-    "oldest": ("torchx_kfp/contract/carried", "torchx_kfp/common/archive.py", "tests/oldest.py"),
+    "oldest": ("torchx_kfp/contract/carried", "torchx_kfp/tracking/workspaces.py", "tests/oldest.py"),
     "examples": ("components", "pipelines", "tests/cases/examples.py", "tests/components"),
     "load": ("torchx_kfp/tracking/disk.py", "torchx_kfp/tracking/objects.py", "torchx_kfp/tracking/store.py"),
     "mlflow": ("torchx_kfp/tracking/backends", "pipelines/experiments.py"),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.common.archive import list_workspace
 from torchx_kfp.common.git import GitState, read_git_state
 from torchx_kfp.errors import WorkspaceError
+from torchx_kfp.tracking.workspaces import list_workspace
 
 Git = Callable[..., str]
 

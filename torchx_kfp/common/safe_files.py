@@ -391,20 +391,21 @@ def _verify(folder: int, name: str, path: str, top: str, depth: int) -> None:
             for entry in os.listdir(descriptor):
                 _verify(descriptor, entry, os.path.join(path, entry), top, depth + 1)
     elif stat.S_ISLNK(mode) and path != top:
-        to = os.readlink(name, dir_fd=folder)
-        # Check the text as well as the target: a link to a link must not lead out, either.
-        if os.path.isabs(to) or not _is_in(os.path.normpath(os.path.join(os.path.dirname(path), to)), top):
-            raise UnfitFileError(f"{path} is a link to {to}, out of {top}")
-        if not _is_in(os.path.realpath(path), os.path.realpath(top)):
-            raise UnfitFileError(f"{path} is a link that leads out of {top}")
+        if leads_out(path, top):
+            raise UnfitFileError(f"{path} is a link to {os.readlink(name, dir_fd=folder)}, out of {top}")
     elif not stat.S_ISREG(mode):
         raise _unfit(path, mode)
     elif mode & stat.S_ISUID:
         raise UnfitFileError(f"{path} is a program with the set-user-id bit")
 
 
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(os.path.join(folder, ""))
+def leads_out(path: str, top: str) -> bool:
+    """Tell whether a link in a folder leads out of it, or to a place that only the folder's name here leads back to."""
+    to = os.readlink(path)
+    by_text = os.path.normpath(os.path.join(os.path.relpath(os.path.dirname(path), top), to))
+    # The target counts as well as the text: a link to the top, and .. after it, or to another link, would lead out.
+    is_inside = os.path.join(os.path.realpath(path), "").startswith(os.path.join(os.path.realpath(top), ""))
+    return os.path.isabs(to) or by_text.split("/")[0] == ".." or not is_inside
 
 
 def _copy(from_folder: int, name: str, to_folder: int, to_name: str, shown: str, *, follow: bool) -> None:

@@ -1,35 +1,79 @@
-"""Workspaces under a tracker base: stored once under their SHA-256, however many runs use them.
+"""Workspaces: the files of a folder, stored once under their SHA-256, however many runs use them.
 
     <tracker base>/.torchx_kfp/workspaces/<digest>.tar
 
 A submit stores an archive that is there again if it is half a day old, and ``gc`` removes none that is younger than a
 day: there is enough time for the run to record that it uses the archive.
+
+An archive depends only on the names, modes and contents of the files: it is a tar file without compression, in PAX's
+form. Other implementations of Python and zlib would compress to other bytes. Entries are sorted by name; times and
+owners are left out, and of the modes only the executable bit is kept.
+
+Which files belong to a workspace: everything that ``.torchxignore`` at its top does not exclude (in the syntax of
+``.gitignore``); without that file, what git tracks or would track; without git, everything. Never: ``NEVER``, virtual
+environments, and what runs write: any tracker base, and ``local_outputs``.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
+import os
 import re
+import shlex
+import stat
+import tarfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from torchx_kfp.common.archive import IGNORE_FILE, LARGEST, WorkspaceFile, list_workspace, pack_workspace
-from torchx_kfp.common.git import GitState, read_git_state
-from torchx_kfp.common.text import shown, size_text
+from torchx_kfp.common.credentials import credentials_matcher, matcher
+from torchx_kfp.common.git import GitState, read_git_state, run_git
+from torchx_kfp.common.safe_files import PRIVATE, UnfitFileError, leads_out, open_regular, read_bytes, special_kind
+from torchx_kfp.common.text import counted, shown, size_text
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file
-from torchx_kfp.errors import WorkspaceError
+from torchx_kfp.errors import WorkspaceError, explain
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.records import Code
 from torchx_kfp.tracking.store import File, Store
 
 _FOLDER = workspace_key("").rpartition("/")[0]
 _NAME = re.compile(rf"{re.escape(_FOLDER)}/([0-9a-f]{{64}})\.tar")
-#: The bytes of an archive, at most: its files, and up to as much around them.
-_LARGEST_ARCHIVE = 10 * LARGEST
 #: Seconds for which a submit takes an archive for fresh, and those for which gc keeps one.
 FRESH, KEPT = 12 * 3600.0, 24 * 3600.0
+
+IGNORE_FILE = ".torchxignore"
+#: Names of folders that never travel.
+NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", PRIVATE, ".venv"})
+#: What marks other folders that never travel: virtual environments, and tracker bases.
+_MARKS = ("pyvenv.cfg", "conda-meta", PRIVATE)
+#: Bytes of a workspace above which it needs to be allowed.
+LARGEST = 100_000_000
+#: The bytes of an archive, at most: its files, and up to as much around them.
+_LARGEST_ARCHIVE = 10 * LARGEST
+#: The bytes of ``.torchxignore``, at most.
+_LONGEST_IGNORE = 1 << 20
+#: How many files with credentials a message names.
+_NAMED = 20
+
+
+@dataclass(frozen=True)
+class WorkspaceFile:
+    """A file or link of a workspace.
+
+    ``name`` is relative, with ``/``; ``path`` is where it is on this machine; ``modified`` is its time of change in
+    nanoseconds; ``target`` is that of a link.
+    """
+
+    name: str
+    path: str
+    size: int = 0
+    modified: int = 0
+    executable: bool = False
+    target: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,3 +185,185 @@ def read_workspace(store: Store, digest: str) -> bytes:
     if (found := hashlib.sha256(content).hexdigest()) != digest:
         raise WorkspaceError(f"The workspace {store.location(key)} has the digest {found}: it was changed.")
     return content
+
+
+def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> list[WorkspaceFile]:
+    """Return what belongs to the workspace in a folder, sorted by name.
+
+    Args:
+        folder: the folder.
+        without: folders that do not belong to it even if they are inside, such as the tracker base.
+
+    Raises:
+        WorkspaceError: the folder cannot be read, or has something that cannot travel: a socket, FIFO or device, a link
+            that leads out of the folder, a name that is not UTF-8, or a file that looks like credentials and that
+            ``.torchxignore`` does not include by a line ``!name``. Git cannot list a folder of a repository.
+    """
+    root = os.path.abspath(folder)
+    if not os.path.isdir(folder):  # the root of "" is the current directory
+        raise WorkspaceError(
+            f"The workspace {shown(os.fspath(folder))} is not a folder. Give the folder with the code."
+        )
+    try:
+        names, included = _rules(root, _test_of_folders(root, without))
+        entries = [_entry(root, name) for name in sorted(names)]
+    except OSError as error:
+        raise WorkspaceError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
+    except RecursionError:
+        raise WorkspaceError(
+            f"The workspace {shown(root)} has folders or links that are nested too deeply. Exclude them in "
+            f"{IGNORE_FILE}."
+        ) from None
+    looks_secret = credentials_matcher()
+    secrets = [entry.name for entry in entries if entry.name not in included and looks_secret(entry.name)]
+    if secrets:
+        raise WorkspaceError(
+            f"The workspace {shown(root)} has {counted(len(secrets), 'file')} that may hold credentials: "
+            f"{', '.join(map(shown, secrets[:_NAMED]))}{', ...' if len(secrets) > _NAMED else ''}. Exclude them by a "
+            f"line in {IGNORE_FILE}, or send them on purpose, by a line such as !{secrets[0]} there."
+        )
+    return entries
+
+
+def pack_workspace(entries: Sequence[WorkspaceFile], first: Mapping[str, bytes]) -> bytes:
+    """Return the archive.
+
+    Args:
+        entries: its files.
+        first: the content of the files with which the archive begins, by names that no file of a workspace has.
+
+    Raises:
+        WorkspaceError: a file has changed since it was listed, or cannot be read.
+    """
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in first.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        for entry in entries:
+            member = tarfile.TarInfo(entry.name)
+            if entry.target is None:
+                content = _read(entry)
+                member.mode = 0o755 if entry.executable else 0o644
+            else:
+                content = b""
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def _read(entry: WorkspaceFile) -> bytes:
+    """Return the content of a file, which must be as it was listed."""
+    try:
+        with open(open_regular(entry.path, os.path.dirname(entry.path)), "rb") as file:
+            content = file.read(entry.size + 1)
+            if len(content) == entry.size and os.fstat(file.fileno()).st_mtime_ns == entry.modified:
+                return content
+    except UnfitFileError:  # a link or FIFO has taken its place
+        pass
+    except OSError as error:
+        raise WorkspaceError(f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}.") from None
+    raise WorkspaceError(f"{shown(entry.name)} changed while the workspace was packed. Pack it again.")
+
+
+def _test_of_folders(root: str, without: Iterable[str]) -> Callable[[str], bool]:
+    """Return a test of folders, by their names below the root: whether their files never travel."""
+    places = {os.path.realpath(folder) for folder in without}
+
+    @functools.cache
+    def stays(folder: str) -> bool:
+        above, _, name = folder.rpartition("/")
+        path = os.path.join(root, folder)
+        return bool(folder) and (
+            name in NEVER
+            or stays(above)
+            or os.path.realpath(path) in places
+            or any(os.path.lexists(os.path.join(path, mark)) for mark in _MARKS)
+        )
+
+    return stays
+
+
+def _rules(root: str, stays: Callable[[str], bool]) -> tuple[Iterable[str], set[str]]:
+    """Return the names of the files that travel, and those that a line ``!name`` includes."""
+    try:
+        # The folder may be somebody else's: a FIFO or a device would never end.
+        lines = read_bytes(os.path.join(root, IGNORE_FILE), limit=_LONGEST_IGNORE).decode("utf-8-sig").splitlines()
+        ignored = matcher(lines)
+        included = {line[1:].strip().lstrip("/") for line in lines if line.startswith("!")}
+    except FileNotFoundError:
+        tracked = _of_git(root, stays)
+        if tracked is None:
+            _refuse_repository(root)
+            return _walk(root, stays, lambda _: False), set()
+        return tracked, set()
+    except Exception as error:  # each implementation of patterns has its own errors
+        raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
+
+    return _walk(root, stays, ignored), included
+
+
+def _refuse_repository(root: str) -> None:
+    """Raise WorkspaceError if git should have listed the folder: what it ignores must not travel."""
+    here = Path(root).resolve()
+    for path in (here, *here.parents):
+        if os.path.lexists(path / ".git"):
+            raise WorkspaceError(
+                f"The workspace {shown(root)} is in the repository {shown(str(path))}, and git does not say which "
+                f"files it tracks: see `git -C {shlex.quote(root)} status`, or list what to leave out in {IGNORE_FILE}."
+            )
+
+
+def _of_git(root: str, stays: Callable[[str], bool], folder: str = "") -> list[str] | None:
+    """Return the files that git tracks or would track; None if the folder is not in a repository."""
+    listed = run_git(os.path.join(root, folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed is None:
+        return None
+    found: list[str] = []
+    for name in {f"{folder}{os.fsdecode(name)}" for name in listed.split(b"\0") if name}:
+        path = os.path.join(root, name)
+        if os.path.isdir(path) and not os.path.islink(path):  # a submodule
+            found += _of_git(root, stays, f"{name.rstrip('/')}/") or ()
+        elif os.path.lexists(path) and not stays(os.path.dirname(name)):
+            found.append(name)
+    return found
+
+
+def _walk(root: str, stays: Callable[[str], bool], ignored: Callable[[str], bool], folder: str = "") -> Iterator[str]:
+    """Yield the names of all files that are not ignored. As in git, nothing in an ignored folder can be included."""
+    with os.scandir(os.path.join(root, folder)) as entries:
+        for entry in entries:
+            name = f"{folder}{entry.name}"
+            if not entry.is_dir(follow_symlinks=False):
+                # In a worktree of git, or a submodule, .git is a file.
+                if entry.name != ".git" and not ignored(name):
+                    yield name
+            elif not (stays(name) or ignored(f"{name}/")):
+                yield from _walk(root, stays, ignored, f"{name}/")
+
+
+def _entry(root: str, name: str) -> WorkspaceFile:
+    path = os.path.join(root, name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise WorkspaceError(
+            f"The name {os.fsencode(name)!r} in the workspace is not UTF-8. Rename or exclude it."
+        ) from None
+    status = os.lstat(path)
+    if stat.S_ISREG(status.st_mode):
+        return WorkspaceFile(name, path, status.st_size, status.st_mtime_ns, bool(status.st_mode & stat.S_IXUSR))
+    if not stat.S_ISLNK(status.st_mode):
+        raise WorkspaceError(
+            f"{shown(name)} in the workspace is a {special_kind(status.st_mode)}. Only files and links travel: exclude "
+            f"it in {IGNORE_FILE}."
+        )
+    target = os.readlink(path)
+    if leads_out(path, root):
+        raise WorkspaceError(
+            f"{shown(name)} in the workspace is a link to {shown(target)}, outside of it. Copy the file into the "
+            f"workspace, or exclude the link in {IGNORE_FILE}."
+        )
+    return WorkspaceFile(name, path, target=target)

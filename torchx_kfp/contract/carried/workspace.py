@@ -2,7 +2,7 @@
 
 The archive of a workspace begins with this program. A stage's command fetches the archive, checks its digest, which is
 part of the pipeline's arguments, and runs the program (``scripts.workspace_words``). So nobody who can only write to
-the storage can change the code of a stage unnoticed. ``common.archive`` makes archives; this program takes no more than
+the storage can change the code of a stage unnoticed. ``workspaces`` makes archives; this program takes no more than
 they have: files and links that stay inside. An archive is not compressed, so what is unpacked is not larger.
 """
 

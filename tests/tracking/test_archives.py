@@ -16,7 +16,6 @@ import pytest
 
 from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
-from torchx_kfp.common.archive import list_workspace, pack_workspace
 from torchx_kfp.common.credentials import credentials_matcher
 from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.contract.carried import workspace
@@ -24,6 +23,7 @@ from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file, workspace_words
 from torchx_kfp.errors import WorkspaceError
 from torchx_kfp.tracking.recorder import Code, Recorder
+from torchx_kfp.tracking.workspaces import list_workspace, pack_workspace
 
 
 def make(folder: Path, files: dict[str, str]) -> Path:
