@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 
-from torchx_kfp.common.safe_files import special_kind, write_file
+from torchx_kfp.common.safe_files import UnfitFileError, special_kind, verify_tree, write_file
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -33,3 +34,17 @@ def test_a_secret_is_for_its_owner_from_the_first_byte_on(tmp_path: Path, monkey
     monkeypatch.setattr(os, "fchmod", lambda file, mode: modes.append(os.fstat(file).st_mode & 0o777))
     write_file(tmp_path / "token", b"secret", permissions=0o600)
     assert modes == [0o600]
+
+
+@pytest.mark.parametrize(
+    ("target", "is_inside"),
+    [("../a", True), ("../none", True), ("..", True), ("/etc", False), ("../../top/a", False), ("up/../..", False)],
+)
+def test_links_in_a_folder_stay_inside_whatever_its_name(tmp_path: Path, target: str, is_inside: bool) -> None:
+    folder = tmp_path / "top" / "folder"
+    folder.mkdir(parents=True)
+    (tmp_path / "top" / "a").write_text("a")
+    (folder / "up").symlink_to("..")
+    (folder / "link").symlink_to(target)
+    with contextlib.nullcontext() if is_inside else pytest.raises(UnfitFileError, match="link"):
+        verify_tree(str(tmp_path / "top"), str(tmp_path))
