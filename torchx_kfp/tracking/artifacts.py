@@ -380,8 +380,7 @@ def _store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles
         return StoredFiles(store, key, content.size, content.sha256, None if content.listing is None else len(files))
     except BaseException:
         with contextlib.suppress(TrackerError):
-            for _ in store.remove_many(store.list_files(place)):
-                pass
+            store.remove_many(store.list_files(place))
         raise
 
 

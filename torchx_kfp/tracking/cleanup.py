@@ -150,25 +150,20 @@ def remove_runs(store: Store, going: Iterable[OldRun]) -> Iterator[OldRun]:
     """
     denied: TrackerError | None = None
 
-    def files_of(run: OldRun) -> list[File]:
-        return [
-            file for place in (run.run, f"{RUNS}/{run.run}", f"{FILES}/{run.run}") for file in store.list_files(place)
-        ]
+    def files_of(run: OldRun) -> set[File]:
+        places = (run.run, f"{RUNS}/{run.run}", f"{FILES}/{run.run}")
+        return {file for place in places for file in store.list_files(place)}
 
     waiting = iter(going)
     while batch := list(itertools.islice(waiting, _MANY)):
         there = zip(batch, store.each(files_of, batch), strict=True)
-        batch = [run for run, files in there if {*files} <= {*run.files}]
+        batch = [run for run, files in there if files <= {*run.files}]
         left: set[str] = set()
         for own in (False, True):
-            going_now = [run for run in batch if run.run not in left]
-            files = [(run.run, file) for run in going_now for file in run.files if _is_own(file) is own]
-            gone = store.remove_many([file for _, file in files])
-            for (run, _), is_gone in zip(files, gone, strict=True):
-                if is_gone is not True:
-                    left.add(run)
-                if isinstance(is_gone, TrackerError):
-                    denied = denied or is_gone
+            files = [file for run in batch if run.run not in left for file in run.files if _is_own(file) is own]
+            stay = store.remove_many(files)
+            left |= {run_of(file.key) for file in stay}
+            denied = denied or next(filter(None, stay.values()), None)
         yield from (run for run in batch if run.run not in left)
     store.remove_leftovers(time.time() - _LEFT_OVER)
     if denied is not None:

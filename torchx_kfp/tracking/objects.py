@@ -8,7 +8,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -115,7 +115,7 @@ class FsspecStore(Store):
     def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | None]:
         paths = [self._path(key) for key in keys]
         # With a range, s3fs does not ask for the size first.
-        found = self._fs.cat_ranges(paths, 0, most, on_error="return", batch_size=_REQUESTS) if paths else []
+        found = self._fs.cat_ranges(paths, 0, most, on_error="return", batch_size=_REQUESTS)
         for key, path, content in zip(keys, paths, found, strict=True):
             if not isinstance(content, BaseException):
                 yield bytes(content)
@@ -188,14 +188,11 @@ class FsspecStore(Store):
             raise self.problem("remove", file.key, error) from error
         return True
 
-    def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:
-        files = list(files)
-        left = files
+    def remove_many(self, files: Sequence[File]) -> dict[File, TrackerError | None]:
         if self._is_s3:
             batches = [files[start : start + _REMOVED] for start in range(0, len(files), _REMOVED)]
-            left = [file for stayed in self.each(self._remove_batch, batches) for file in stayed]
-        found = dict(zip(left, super().remove_many(left), strict=True))  # with the reason if it must stay
-        return (found.get(file, True) for file in files)
+            files = [file for stayed in self.each(self._remove_batch, batches) for file in stayed]
+        return super().remove_many(files)  # with the error if it must stay
 
     def _remove_batch(self, files: Sequence[File]) -> list[File]:
         """Remove objects of S3 with one request, and return those that stayed. (s3fs's ``rm`` does not name them.)"""

@@ -200,8 +200,8 @@ class Store(abc.ABC):
     def remove_leftovers(self, before: float) -> None:  # noqa: B027 (only a file system has any)
         """Remove what writers that were killed before this time, in seconds since 1970, have left unfinished."""
 
-    def remove_many(self, files: Iterable[File]) -> Iterator[bool | TrackerError]:
-        """Remove files as ``remove`` does, many at once; yield for each whether it is gone, or why it may not go.
+    def remove_many(self, files: Sequence[File]) -> dict[File, TrackerError | None]:
+        """Remove files as ``remove`` does, many at once; return those that stay, with the error if they may not go.
 
         Raises:
             TrackerError: the store failed.
@@ -215,7 +215,8 @@ class Store(abc.ABC):
                     raise
                 return error
 
-        return self.each(remove, files)
+        gone = zip(files, self.each(remove, files), strict=True)
+        return {file: is_gone or None for file, is_gone in gone if is_gone is not True}
 
     @abc.abstractmethod
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:

@@ -150,7 +150,7 @@ def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str
             f"The workspace {what} has {size_text(total)}, more than {size_text(LARGEST)}. Its largest files: {named}. "
             f"Exclude what the stages do not need in {IGNORE_FILE}."
         )
-    archive = pack_workspace(entries, {UNPACKER: unpacker_file()})
+    archive = pack_workspace(entries)
     first = next(iter(folders))
     git = read_git_state(first, {entry.name for entry in found[first]})
     return PackedWorkspace(store, hashlib.sha256(archive).hexdigest(), archive, entries, git)
@@ -225,22 +225,17 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
     return entries
 
 
-def pack_workspace(entries: Sequence[WorkspaceFile], first: Mapping[str, bytes]) -> bytes:
-    """Return the archive.
-
-    Args:
-        entries: its files.
-        first: the content of the files with which the archive begins, by names that no file of a workspace has.
+def pack_workspace(entries: Sequence[WorkspaceFile]) -> bytes:
+    """Return the archive of files, which begins with the program that unpacks it.
 
     Raises:
         WorkspaceError: a file has changed since it was listed, or cannot be read.
     """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in first.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+        program = tarfile.TarInfo(UNPACKER)
+        program.size = len(unpacker_file())
+        archive.addfile(program, io.BytesIO(unpacker_file()))
         for entry in entries:
             member = tarfile.TarInfo(entry.name)
             if entry.target is None:
