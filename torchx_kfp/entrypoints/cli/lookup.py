@@ -174,7 +174,7 @@ class Lookup:
 
     def view(self, source: RunSource) -> RunView:
         """Return a run as its report shows it, with the tracker base that the user has named, if it needs that."""
-        from torchx_kfp.execution.report.readable import view_of
+        from torchx_kfp.execution.report.model import view_of
 
         found = view_of(source)
         bases = {stage.result.tracker_base for stage in found.stages if stage.result.tracker_base}

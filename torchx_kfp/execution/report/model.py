@@ -8,24 +8,23 @@ user has given, such as those of KFP's own components and aliases of reads, stay
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torchx_kfp.contract.inputs import ADDED, INNER, READS, identifier, is_stage_input
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
-from torchx_kfp.execution.pipeline.load import load_recorded
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
 from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.execution.runs.journal import PIPELINE_FILE
 from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.resume_record import whole_pipeline
+from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.state import RunState, Session, StageState, outline
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Artifact, Record, Recorder
@@ -93,32 +92,23 @@ class RunView:
         return found
 
 
-def read_model(folder: Path) -> RunView:
-    """Return the run in this folder, as far as it has come.
-
-    Raises:
-        ArgumentError: the folder is not that of a run, or the run has no event yet.
-    """
-    spec = _spec(lambda: load_recorded(folder / PIPELINE_FILE, folder))
-    return view(read_run(folder, outline(spec) if spec is not None else None))
-
-
-def view(record: RunRecord) -> RunView:
-    """Return the recorded run, as far as it has come.
+def view_of(source: RunSource) -> RunView:
+    """Return a run as its page shows it, as far as it has come, with the logs of stages that failed.
 
     Raises:
         ArgumentError: the run has no event yet.
     """
+    record = source.read()
     if record.run.first is None:
         raise ArgumentError(f"The run {record.run_id} has not started yet: nothing has happened in it.")
-    return RunView(record, _spec(record.load), time.time())
-
-
-def _spec(load: Callable[[], Pipeline]) -> Pipeline | None:
-    try:
-        return whole_pipeline(load())
-    except PipelineFileError:
-        return None
+    spec = None
+    with contextlib.suppress(PipelineFileError):
+        spec = whole_pipeline(record.load())
+    if record.folder is not None:
+        # Without the pipeline, only the stages that have begun are known.
+        record = read_run(record.folder.absolute(), None if spec is None else outline(spec))
+    source.fetch({end.name for end in record.run.ends if end.state is State.FAILED})
+    return RunView(record, spec, time.time())
 
 
 def _name_in_pipeline(name: str, place: ScopedTask) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from torchx_kfp.common.text import clean, counted, duration, moment, shorten
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.walk import safe_name
 from torchx_kfp.execution.report import figures, formats
 from torchx_kfp.execution.report.graph import counts_of, draw_graph
 from torchx_kfp.execution.report.links import Links
@@ -30,6 +32,8 @@ _HERE = Path(__file__).parent
 _DONE = (State.RUNNING, State.SUCCEEDED)
 #: The options of ``local.run`` that the page has.
 _OPTIONS = ("docker", "parallelism", "directory", "kfp_workspace", "mounts", "timeout", "cache", "fail_fast")
+#: The longest part of a page's name that is made of the pipeline's.
+_LONGEST = 150
 #: How many lines of a failed stage's log the page has, for how many stages, and how many for further ones.
 LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4
 
@@ -44,14 +48,15 @@ def _failures(run: RunView) -> Iterator[tuple[StageState, list[str]]]:
             yield stage, [f"(the log cannot be read: {error.strerror})"]
 
 
-def write_report(run: RunView, path: Path) -> None:
-    """Write the page; an existing file is overwritten.
+def write_report(run: RunView, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page, by default to its usual place, and return its path; an existing file is overwritten.
 
     Raises:
         ArgumentError: the file cannot be written.
         TorchxKfpError: the extra ``pipelines`` is not installed.
     """
-    path = path.absolute()
+    place = page_of(run) if path is None else Path(path)
+    path = place.absolute()
     try:
         if not path.parent.is_dir():
             raise ArgumentError(
@@ -63,6 +68,23 @@ def write_report(run: RunView, path: Path) -> None:
         path.write_bytes(render(run, path.parent).encode("utf-8", "replace"))
     except OSError as error:
         raise ArgumentError(f"The report {str(path)!r} cannot be written: {error.strerror}.") from None
+    return place
+
+
+def page_of(run: RunView) -> Path:
+    """Return the usual place of a run's page.
+
+    Raises:
+        ArgumentError: something else is there. Somebody else may have made the run's folder.
+    """
+    record = run.record
+    name = f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
+    path = Path(name) if record.folder is None else record.folder.absolute() / "report.html"
+    if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):  # a pipe would never end
+        raise ArgumentError(
+            f"{str(path)!r} is a symbolic link or a special file. Name another file for the report: -o report.html."
+        )
+    return path
 
 
 def render(run: RunView, place: Path | None) -> str:

@@ -27,7 +27,6 @@ def report_command(run: str, output: str | None, lookup: Lookup) -> None:
     loops, and all parameters, results, artifacts and lineage. You can also write it while the run is in progress.
     """
     from torchx_kfp.execution.report.page import render, write_report
-    from torchx_kfp.execution.report.readable import page_of
 
     source = lookup.find(run)
     if output is not None:  # otherwise, the path has the run's id
@@ -37,6 +36,4 @@ def report_command(run: str, output: str | None, lookup: Lookup) -> None:
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))
         return
-    path = Path(output) if output is not None else page_of(read)
-    write_report(read, path)
-    print_text(str(path))
+    print_text(str(write_report(read, output)))
