@@ -50,71 +50,56 @@ _NOT_THE_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 _PACKAGES = {"site-packages", "dist-packages"}
 
 
-def load_pipeline_function(target: Target, *, tracked: bool = False, has_workspace: bool = False) -> Any:
-    """Import the pipeline function that ``FILE`` or ``FILE:NAME`` names, or make one of a component.
+def load_target(
+    target: Target, *, compiled: bool = True, tracked: bool = False, has_workspace: bool = False
+) -> Pipeline:
+    """Load the pipeline that ``FILE`` or ``FILE:NAME`` names, or make one of a component.
 
-    The file is imported as part of its package, so that a file in ``project/pipelines/`` finds
+    A Python file is imported as part of its package, so that a file in ``project/pipelines/`` finds
     ``project/components/`` from any current directory. Modules in the current directory can also be imported. The same
     is true for the Python programs that this process starts as stages.
 
     Args:
         target: the file, or the name of a component of TorchX, such as ``dist.ddp``.
+        compiled: whether it may be a compiled pipeline.
         tracked: whether the stage that runs a component is tracked.
         has_workspace: whether it gets code.
 
     Raises:
         PipelineFileError: the file or the pipeline does not exist, or the file cannot be imported.
-        ArgumentError: the arguments of the component are wrong, or a pipeline is given what only components have.
-    """
-    of_component: dict[str, Any] = {"target": target, "tracked": tracked, "has_workspace": has_workspace}
-    file, name = _split(str(target.word))
-    path = Path(file)
-    if _is_component(str(target.word)):
-        return _component_pipeline(_builtin_component(str(target.word)), **of_component)
-    if not os.path.isfile(path):
-        raise _missing(file)
-    if path.suffix != _PYTHON:
-        raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it does not define a pipeline function.")
-    module = _import(path.resolve())
-    pipelines = _pipelines(module)
-    components = {key: value for key, value in vars(module).items() if is_torchx_component(value)}
-    own = [key for key, value in components.items() if value.__module__ == module.__name__]
-    if name is None and not pipelines and len(own) == 1:
-        (name,) = own
-    if name in components:
-        return _component_pipeline(components[name], **of_component)
-    pipeline = _choose(pipelines, own, name, file)
-    _refuse_arguments(target)
-    return pipeline
-
-
-def load_target(target: Target, **of_component: bool) -> Pipeline:
-    """Load the pipeline in a compiled file, or the one that ``load_pipeline_function`` returns.
-
-    Raises:
-        PipelineFileError: the file or the pipeline does not exist, or the file does not contain a pipeline.
-        ArgumentError: the arguments of the component are wrong, or a pipeline is given what only components have.
+        ArgumentError: the arguments of the component are wrong.
+        UsageError: a pipeline is given arguments, which only components have.
     """
     from torchx_kfp.local import load_pipeline
 
     word = str(target.word)
-    file, _ = _split(word)
-    if Path(file).suffix == _PYTHON or _is_component(word):
-        return load_pipeline(load_pipeline_function(target, **of_component))
-    _refuse_arguments(target)
-    if os.path.isdir(word) or not os.path.exists(word):  # a pipe is fine: <(python pipeline.py)
-        raise _missing(word)
-    return load_pipeline(word)
-
-
-def _refuse_arguments(target: Target) -> None:
-    """Raise UsageError for arguments after ``--`` of a pipeline."""
-    if target.arguments:
+    may_be_component = _is_component(word) or Path(_split(word)[0]).suffix == _PYTHON
+    found: Any = _find(word, compiled=compiled) if may_be_component or not target.arguments else None
+    if is_torchx_component(found):
+        found = _component_pipeline(found, target, tracked=tracked, has_workspace=has_workspace)
+    elif target.arguments:
         raise click.UsageError(
             f"Got unexpected extra {'arguments' if len(target.arguments) > 1 else 'argument'} "
             f"({' '.join(target.arguments)}). Arguments of the pipeline are -p NAME=VALUE. To run a program, make it "
             "an AppDef in a pipeline."
         )
+    return load_pipeline(found)
+
+
+def _find(word: str, *, compiled: bool) -> Any:
+    """Return the function of a pipeline or component, or the path of a compiled pipeline."""
+    if _is_component(word):
+        return _builtin_component(word)
+    file, name = _split(word)
+    if Path(file).suffix == _PYTHON:
+        if not os.path.isfile(file):
+            raise _missing(file)
+        return _choose(_import(Path(file).resolve()), name, file)
+    if os.path.isdir(word) or not os.path.exists(word):  # a pipe is fine: <(python pipeline.py)
+        raise _missing(word)
+    if not compiled:
+        raise PipelineFileError(f"{word!r} is not a Python file (*.py), so it does not define a pipeline function.")
+    return word
 
 
 def _builtin_component(name: str) -> Any:
@@ -253,7 +238,14 @@ def _pipelines(module: ModuleType) -> dict[str, Any]:
     return own or found
 
 
-def _choose(pipelines: dict[str, Any], components: list[str], name: str | None, file: str) -> Any:
+def _choose(module: ModuleType, name: str | None, file: str) -> Any:
+    pipelines = _pipelines(module)
+    functions = {key: value for key, value in vars(module).items() if is_torchx_component(value)}
+    components = [key for key, value in functions.items() if value.__module__ == module.__name__]
+    if name is None and not pipelines and len(components) == 1:
+        (name,) = components
+    if name in functions:
+        return functions[name]
     there = ", ".join(sorted([*pipelines, *components])) or "none"
     if name is not None:
         # The name may be the function's or, as in run ids, the pipeline's.

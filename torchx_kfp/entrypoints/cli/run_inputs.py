@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import counted, listed, printable, size_text
-from torchx_kfp.contract.folders import find_folders
+from torchx_kfp.common.text import counted, printable, size_text
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
     from torchx_kfp.execution.runs.resume_plan import ResumePlan
-
-
-#: How code travels, for messages.
-SEND_CODE = "To send that in this folder, add --workspace ."
 
 
 @dataclass(frozen=True)
@@ -66,38 +61,62 @@ class RunInputs:
         bases = {end.tracker_base for end in record.run.ends if end.tracker_base}
         return earlier_run(record, trusted_bases=[self.tracker_base or "", *lookup.trusted_bases(bases, ran_here=True)])
 
-    def load(
+    def prepare(
         self,
         target: Target,
         earlier: EarlierRun | None,
-        base: str | None,
-    ) -> Pipeline:
-        """Return the pipeline of a file or component, or else that of the run that is continued.
-
-        ``base`` is the tracker base that is named.
-        """
-        from torchx_kfp.entrypoints.cli.pipeline_files import load_target
-
-        if target.word is not None:
-            return load_target(target, tracked=bool(base), has_workspace=self.workspace is not None)
-        if earlier is None:
-            raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN.")
-        return earlier.pipeline
-
-    def read_arguments(
-        self, pipeline: Pipeline, earlier: EarlierRun | None, usual: Callable[[], str | None], examples: str
-    ) -> dict[str, Any]:
-        """Return the arguments that the user has given, with the tracker base, unless that is the pipeline's default.
+        *,
+        usual: Callable[[Pipeline], str | None],
+        examples: str,
+        tracked: bool = False,
+        absolute: Callable[[str], str] = str,
+        **place: Any,
+    ) -> PreparedRun:
+        """Return the run, prepared to start, and print what it keeps of the earlier run.
 
         Args:
-            pipeline: the pipeline.
-            earlier: the run that is continued, whose tracker base counts if none is given.
-            usual: returns the tracker base if no other is named; None if there is none.
+            target: the pipeline or component; if it names nothing, the pipeline is that of the earlier run.
+            earlier: the run that is continued, if any. Its tracker base counts if none is given.
+            usual: returns the tracker base of a pipeline if no other is named; None if there is none.
             examples: values of ``--tracker-base``, for messages.
+            tracked: whether the stage that runs a component is tracked even without ``--tracker-base``.
+            absolute: returns the tracker base as the run gets it.
+            place: ``directory`` and ``without``: see ``prepare`` of ``prepared_run``, which has further errors.
 
         Raises:
             ArgumentError: a word is not an argument of the pipeline, or a tracker base is missing, or given twice.
+            PipelineFileError: see ``load_target``.
         """
+        from torchx_kfp.entrypoints.cli.pipeline_files import load_target
+        from torchx_kfp.execution.runs.prepared_run import prepare
+
+        if target.word is not None:
+            has_workspace = self.workspace is not None
+            pipeline = load_target(target, tracked=tracked or bool(self.tracker_base), has_workspace=has_workspace)
+        elif earlier is not None:
+            pipeline = earlier.pipeline
+        else:
+            raise click.UsageError("Missing argument 'FILE[:NAME]|YAML|COMPONENT', or --resume RUN.")
+        arguments = self._read_arguments(pipeline, earlier, usual, examples)
+        if isinstance(base := arguments.get(TRACKER_BASE), str):
+            arguments[TRACKER_BASE] = absolute(base)
+        prepared = prepare(
+            pipeline,
+            arguments,
+            workspace=self.workspace,
+            tags=_read_tags(self.tag_words),
+            earlier=earlier,
+            from_stages=self.from_stages,
+            **place,
+        )
+        if prepared.plan is not None and not self.dry_run:
+            print_message(str(prepared.plan))
+        return prepared
+
+    def _read_arguments(
+        self, pipeline: Pipeline, earlier: EarlierRun | None, usual: Callable[[Pipeline], str | None], examples: str
+    ) -> dict[str, Any]:
+        """Return the given arguments, with the tracker base, unless that is the default of the pipeline."""
         from torchx_kfp.entrypoints.cli.pipeline_files import split_words
 
         arguments = parse_arguments(pipeline, split_words(self.words))
@@ -114,7 +133,7 @@ class RunInputs:
         if base is None and parameter is not None:
             if earlier is not None and TRACKER_BASE in earlier.arguments_for(pipeline, {}):
                 return arguments
-            base = arguments[TRACKER_BASE] if TRACKER_BASE in arguments else usual()
+            base = arguments[TRACKER_BASE] if TRACKER_BASE in arguments else usual(pipeline)
             if base is None and parameter.default is None and not parameter.optional:
                 raise ArgumentError(
                     f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "
@@ -122,34 +141,8 @@ class RunInputs:
                 )
         return arguments if base is None else {**arguments, TRACKER_BASE: base}
 
-    def prepare(
-        self, pipeline: Pipeline, arguments: Mapping[str, Any], earlier: EarlierRun | None, **place: Any
-    ) -> PreparedRun:
-        """Return the run, prepared to start, and print what it keeps of the earlier run.
 
-        Args:
-            pipeline: the pipeline.
-            arguments: the arguments from ``read_arguments``.
-            earlier: the run that is continued, if any.
-            place: ``directory`` and ``without``: see ``prepare`` of ``prepared_run``, which has the errors, too.
-        """
-        from torchx_kfp.execution.runs.prepared_run import prepare
-
-        prepared = prepare(
-            pipeline,
-            arguments,
-            workspace=self.workspace,
-            tags=read_tags(self.tag_words),
-            earlier=earlier,
-            from_stages=self.from_stages,
-            **place,
-        )
-        if prepared.plan is not None and not self.dry_run:
-            print_message(str(prepared.plan))
-        return prepared
-
-
-def read_tags(words: Iterable[str]) -> dict[str, str]:
+def _read_tags(words: Iterable[str]) -> dict[str, str]:
     """Return the tags in words ``NAME=VALUE``.
 
     Raises:
@@ -255,15 +248,6 @@ def _plan_as_json(plan: ResumePlan) -> dict[str, Any]:
         "dropped": list(plan.dropped),
         "notes": list(plan.notes),
     }
-
-
-def refuse_folders(pipeline: Pipeline) -> None:
-    """Raise ArgumentError for a pipeline with a role's own workspace: whoever runs its file lacks the folder."""
-    if folders := find_folders(pipeline.text):
-        raise ArgumentError(
-            f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
-            "machine, which only `torchx-kfp submit` stores. Use the parameter workspace (--workspace) in its place."
-        )
 
 
 def print_files(sizes: Mapping[str, int], digest: str, packed: int) -> None:

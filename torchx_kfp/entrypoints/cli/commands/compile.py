@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from torchx_kfp.common.text import listed
+from torchx_kfp.contract.folders import find_folders
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Target, target_argument
-from torchx_kfp.entrypoints.cli.run_inputs import refuse_folders
-from torchx_kfp.errors import PipelineFileError
-from torchx_kfp.execution.pipeline.load import compile_function
+from torchx_kfp.errors import ArgumentError, PipelineFileError
 
 
 @click.command("compile")
@@ -25,14 +25,18 @@ def compile_command(target: Target, output: str) -> None:
     Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
     pipeline, it says how close a run comes to Argo's limits. For an exit code, use `torchx-kfp check --strict`.
     """
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_pipeline_function
+    from torchx_kfp.entrypoints.cli.pipeline_files import load_target
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
     from torchx_kfp.execution.model.checks import of_arguments
     from torchx_kfp.execution.model.findings import about_backends
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
 
-    pipeline = compile_function(load_pipeline_function(target), str(target.word))
-    refuse_folders(pipeline)
+    pipeline = load_target(target, compiled=False)
+    if folders := find_folders(pipeline.text):  # whoever runs the file lacks the folder
+        raise ArgumentError(
+            f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
+            "machine, which only `torchx-kfp submit` stores. Use the parameter workspace (--workspace) in its place."
+        )
     size = measure(pipeline)
     problems = [*check_pipeline(pipeline), *of_arguments(defaults_of(pipeline)), *check_size(size)]
     findings = about_backends(problems)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,14 +23,11 @@ from torchx_kfp.entrypoints.cli.flags import (
 from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import check_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.state import RunState, outline
 from torchx_kfp.tracking.tracker import check_tracker_base
-
-if TYPE_CHECKING:
-    from torchx_kfp.execution.runs.earlier_run import EarlierRun
-    from torchx_kfp.execution.runs.prepared_run import PreparedRun
 
 
 @click.command("run")
@@ -117,7 +113,23 @@ def run_command(
     earlier = inputs.read_resumed(folder, flags)
     if earlier is not None and target.word is None:
         options |= {option: value for option, value in earlier.options.items() if not options.get(option)}
-    prepared = _prepare(target, inputs, folder, options, earlier)
+
+    def usual(pipeline: Pipeline) -> str | None:
+        parameter = pipeline.root.inputs[TRACKER_BASE]
+        if parameter.default is None:
+            return usual_base()
+        # Containers get only folders that the user, not the pipeline, has named.
+        return None if options["docker"] else parameter.default
+
+    prepared = inputs.prepare(
+        target,
+        earlier,
+        usual=usual,
+        examples="results, or the URL of a bucket",
+        absolute=_absolute,  # a stage may change its directory
+        directory=os.fspath(options["directory"] or os.curdir),
+        without=[folder],
+    )
     if inputs.dry_run:
         if name:
             check_run_name(name)
@@ -132,30 +144,6 @@ def run_command(
         pipeline=target.word or "",
         workspace=inputs.workspace or "",
     )
-
-
-def _prepare(
-    target: Target,
-    inputs: RunInputs,
-    output_dir: str,
-    options: Mapping[str, Any],
-    earlier: EarlierRun | None,
-) -> PreparedRun:
-    """Return a new run. Its tracker base is absolute, because a stage may change its directory."""
-    pipeline = inputs.load(target, earlier, inputs.tracker_base)
-    parameter = pipeline.root.inputs.get(TRACKER_BASE)
-    # Containers get only folders that the user, not the pipeline, has named.
-
-    def usual() -> str | None:
-        if parameter is None or parameter.default is None:
-            return usual_base()
-        return None if options["docker"] else parameter.default
-
-    arguments = inputs.read_arguments(pipeline, earlier, usual, "results, or the URL of a bucket")
-    if isinstance(base := arguments.get(TRACKER_BASE), str):
-        arguments[TRACKER_BASE] = _absolute(base)
-    directory = os.fspath(options["directory"] or os.curdir)
-    return inputs.prepare(pipeline, arguments, earlier, directory=directory, without=[output_dir])
 
 
 def _absolute(base: str) -> str:

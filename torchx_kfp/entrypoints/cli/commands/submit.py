@@ -19,7 +19,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     view_options,
 )
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
-from torchx_kfp.entrypoints.cli.run_inputs import SEND_CODE, RunInputs, input_options, show_dry_run
+from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission
 
@@ -108,27 +108,20 @@ def prepare_submission(
     Raises:
         UnsupportedPipelineError: something will surely go wrong.
     """
-    usual = host.connection.settings.tracker_base or None
-    pipeline = inputs.load(target, earlier, inputs.tracker_base or usual)
-    arguments = inputs.read_arguments(pipeline, earlier, lambda: usual, _EXAMPLES)
-    prepared = inputs.prepare(pipeline, arguments, earlier)
-    _check(prepared)
-    if WORKSPACE in pipeline.root.inputs and not prepared.values.get(WORKSPACE) and WORKSPACE not in arguments:
-        print_message(f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. {SEND_CODE}")
-    return prepared
-
-
-def _check(prepared: PreparedRun) -> None:
-    """Print what may go wrong on KFP.
-
-    Raises:
-        UnsupportedPipelineError: something will surely go wrong.
-    """
     from torchx_kfp.execution.host.submission import check_submission, refuse_submission
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
 
+    usual = host.connection.settings.tracker_base or None
+    prepared = inputs.prepare(target, earlier, usual=lambda _: usual, examples=_EXAMPLES, tracked=bool(usual))
     size = measure(prepared.pipeline)
     findings = [*check_submission(prepared.pipeline, prepared.values), *check_size(size)]
     refuse_submission(prepared.pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
+    is_empty = not prepared.values.get(WORKSPACE) and WORKSPACE not in prepared.given
+    if is_empty and WORKSPACE in prepared.pipeline.root.inputs:
+        print_message(
+            f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. To send that in this folder, "
+            "add --workspace ."
+        )
+    return prepared
