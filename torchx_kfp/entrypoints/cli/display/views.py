@@ -42,63 +42,27 @@ def view_of(run: RunState, options: ViewOptions) -> View:
     if options.quiet and options.verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
-    view: View
     if options.quiet:
-        view = View(run)
-    elif not (options.verbose or options.as_json) and is_capable(sys.stderr) and is_utf8:
-        view = LiveView(run, Terminal(sys.stderr), colors=wants_colors())
-    else:
-        view = LineView(run, verbose=options.verbose)
-    return JsonView(view) if options.as_json else view
+        return View(run, as_json=options.as_json)
+    if not (options.verbose or options.as_json) and is_capable(sys.stderr) and is_utf8:
+        return LiveView(run, Terminal(sys.stderr), colors=wants_colors())
+    return LineView(run, verbose=options.verbose, as_json=options.as_json)
 
 
 class View(Watch):
-    """Follows a run for a command. It shows nothing itself, but knows the run's state."""
+    """Follows a run for a command. It shows nothing itself, but knows the run's state, and may print JSON on stdout."""
 
-    def __init__(self, run: RunState) -> None:
+    def __init__(self, run: RunState, *, as_json: bool = False) -> None:
         self.run = run
         #: The stages whose lines were printed.
         self.printed: set[str] = set()
-
-    def on_event(self, event: Event) -> None:
-        self.run.on_event(event)
-
-    def shown(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context to be entered for the time of the run."""
-        return contextlib.nullcontext()
-
-
-class LineView(View):
-    """Prints the lines of stages and sentences about events on stderr."""
-
-    def __init__(self, run: RunState, *, verbose: bool) -> None:
-        super().__init__(run)
-        self._terminal = Terminal(sys.stderr)
-        self._verbose = verbose
-
-    def on_event(self, event: Event) -> None:
-        super().on_event(event)
-        # The summary says how the run has ended.
-        if not isinstance(event, RunFinished):
-            self._terminal.write_lines([for_stderr(line) for line in messages(event, verbose=self._verbose)])
-
-    def on_lines(self, stage: str, lines: Sequence[str]) -> None:
-        self.printed.add(stage)
-        self._terminal.write_lines([f"{stage} | {for_stderr(line)}" for line in lines])
-
-
-class JsonView(View):
-    """Prints each event as a line of JSON on stdout, while another view shows the run on stderr."""
-
-    def __init__(self, other: View) -> None:
-        super().__init__(other.run)
-        self._other = other
-        self.printed = other.printed
-        self._stdout = Terminal(sys.stdout)
+        self._stdout = Terminal(sys.stdout) if as_json else None
         self._has_files = True
 
     def on_event(self, event: Event) -> None:
-        self._other.on_event(event)
+        self.run.on_event(event)
+        if self._stdout is None:
+            return
         content = encode(event)
         if isinstance(event, RunStarted):
             self._has_files = event.folder is not None
@@ -114,20 +78,33 @@ class JsonView(View):
             content["run_id"] = event.result.run_id if is_known or event.result.results else None
         self._stdout.write_lines([json.dumps(json_ready(content), allow_nan=False)])
 
-    def on_lines(self, stage: str, lines: Sequence[str]) -> None:
-        self._other.on_lines(stage, lines)
-
-    def on_unfinished(self, stage: str, line: str) -> None:
-        self._other.on_unfinished(stage, line)
-
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        with self._other.shown():
-            yield
-        error = self._stdout.error
+        """Show the run while the block runs."""
+        yield
+        error = None if self._stdout is None else self._stdout.error
         # A reader that has seen enough, such as head -1, closes the pipe.
         if error is not None and not isinstance(error, BrokenPipeError):
             raise TorchxKfpError(f"The output cannot be written: {getattr(error, 'strerror', None) or error}.")
+
+
+class LineView(View):
+    """Prints the lines of stages and sentences about events on stderr."""
+
+    def __init__(self, run: RunState, *, verbose: bool, as_json: bool) -> None:
+        super().__init__(run, as_json=as_json)
+        self._terminal = Terminal(sys.stderr)
+        self._verbose = verbose
+
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        # The summary says how the run has ended.
+        if not isinstance(event, RunFinished):
+            self._terminal.write_lines([for_stderr(line) for line in messages(event, verbose=self._verbose)])
+
+    def on_lines(self, stage: str, lines: Sequence[str]) -> None:
+        self.printed.add(stage)
+        self._terminal.write_lines([f"{stage} | {for_stderr(line)}" for line in lines])
 
 
 class _Console(Console):
@@ -172,7 +149,7 @@ class LiveView(View):
 
     def on_event(self, event: Event) -> None:
         with self._lock:
-            self.run.on_event(event)
+            super().on_event(event)
             if isinstance(event, StageFinished):
                 self._output.forget(event.result.name)
         for line in messages(event) if isinstance(event, RunStarted | PipelineRetried) else ():
@@ -187,9 +164,11 @@ class LiveView(View):
         with self._lock:
             self._output.on_unfinished(stage, line)
 
-    def shown(self) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
         """Show the picture while the block runs, and then remove it."""
-        return self._live
+        with self._live:
+            yield
 
     def _draw(self) -> Text:
         began = time.monotonic()
