@@ -5,6 +5,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.entrypoints.cli.display.printing import is_number, show_value
+from torchx_kfp.entrypoints.cli.display.tables import Column
 from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts
 from torchx_kfp.errors import TrackerError, WorkspaceError
 from torchx_kfp.tracking.recorder import Search
@@ -48,10 +50,15 @@ class Comparison:
         """The ids of the runs, with the parts of them that are compared."""
         return [one.name for one in self.chosen]
 
-    def texts(self, row: Mapping[str, Any]) -> list[str]:
-        """Return a row for people: the stage, the name, a text for each run, and the difference of two runs."""
-        difference = [difference_of(row)] if len(self.chosen) == 2 else []
-        return [row["stage"], name_of(row), *(text_of(row, label) for label in self.labels), *difference]
+    def columns(self, titles: Sequence[str]) -> list[Column]:
+        """Return the columns of a table of the rows, with these titles of the runs, and the difference of two runs."""
+        runs = zip(titles, self.labels, strict=True)
+        return [
+            Column("stage"),
+            Column("name", _name_of),
+            *(Column(title, partial(_text_of, label=label), right=True) for title, label in runs),
+            *([Column("difference", _difference_of, right=True)] if len(titles) == 2 else []),
+        ]
 
     def about_code(self) -> list[str]:
         """Return a sentence about each run whose code differs from that of the first."""
@@ -151,13 +158,13 @@ def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
     )
 
 
-def name_of(row: Mapping[str, Any]) -> str:
+def _name_of(row: Mapping[str, Any]) -> str:
     """Return the name in a row for people, with its kind."""
     kind = "" if row["kind"] in ("result", "cached") else f" ({row['kind']})"
     return f"{row['name']}{kind}"
 
 
-def text_of(row: Mapping[str, Any], label: str) -> str:
+def _text_of(row: Mapping[str, Any], label: str) -> str:
     """Return the values of a run in a row for people. A message names the run that a cached stage comes from."""
     values = row["values"][label]
     return ("cached" if values else "") if row["kind"] == "cached" else show_values(values)
@@ -181,7 +188,7 @@ def show_values(values: Sequence[Any], show: Callable[[Any], str] = show_value) 
     )
 
 
-def difference_of(row: Mapping[str, Any]) -> str:
+def _difference_of(row: Mapping[str, Any]) -> str:
     """Return the second run's number minus the first run's, if both have one."""
     values = list(row["values"].values())
     if [len(found) for found in values] != [1, 1] or not all(is_number(value) for found in values for value in found):

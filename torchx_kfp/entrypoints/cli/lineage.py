@@ -17,6 +17,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     styled,
     without_run,
 )
+from torchx_kfp.entrypoints.cli.display.tables import rendered
 from torchx_kfp.entrypoints.cli.recorded import Recorded, earlier_attempts
 from torchx_kfp.tracking import Lineage, Link, Result
 from torchx_kfp.tracking.lineage import trace
@@ -125,8 +126,6 @@ def _drawn(root: str, branches: _Branches, shown: set[str], results: Results) ->
     """Draw the runs below a run, each once: ``shown`` has those in earlier trees, and gets those in this one."""
     from rich.text import Text
     from rich.tree import Tree
-
-    from torchx_kfp.entrypoints.cli.display.tables import rendered
 
     def grow(tree: Tree, run_id: str, level: int) -> None:
         found = branches.get(run_id, ())

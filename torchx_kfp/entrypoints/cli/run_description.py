@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.common.text import UUID, duration
 from torchx_kfp.entrypoints.cli.display.printing import terminal_width
+from torchx_kfp.entrypoints.cli.display.tables import Column
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
 if TYPE_CHECKING:
-    from torchx_kfp.entrypoints.cli.display.tables import Column
     from torchx_kfp.execution.host.host_runs import RunSummary
 #: The keys of a run for programs, in their order.
 _KEYS = (
     "run name pipeline state started seconds done failed running cannot_start resumes schedule scheduled link folder"
 )
-_UNKNOWN: Mapping[str, Any] = dict.fromkeys(_KEYS.split())
+UNKNOWN: Mapping[str, Any] = dict.fromkeys(_KEYS.split())
 #: The length of the beginning of a host's run id that a terminal shows: two of its groups.
 _BEGINNING = 13
 
@@ -27,7 +27,7 @@ def run_as_json(record: RunRecord) -> dict[str, Any]:
     """Return a run for programs: the keys are those of all runs, and what is not known of one is null."""
     counts = record.run.counts()
     return {
-        **_UNKNOWN,
+        **UNKNOWN,
         "run": record.run_id,
         "name": record.name or None,
         "pipeline": record.pipeline,
@@ -48,7 +48,7 @@ def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
     """Return a run in a host's list with the same keys."""
     end = run.finished if run.state.is_over and run.finished else now
     return {
-        **_UNKNOWN,
+        **UNKNOWN,
         "run": run.run_id,
         "name": run.name,
         "pipeline": run.pipeline,
@@ -60,21 +60,6 @@ def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
         "scheduled": run.scheduled or None,
         "link": run.link or None,
     }
-
-
-def run_columns() -> tuple[Column, ...]:
-    """Return the columns of a table of runs."""
-    from torchx_kfp.entrypoints.cli.display.tables import Column
-
-    return (
-        Column("run", _run),
-        Column("name"),
-        Column("state"),
-        Column("started", lambda row: row["started"] and _started(row["started"])),
-        Column("took", lambda row: None if row["seconds"] is None else duration(row["seconds"]), right=True),
-        Column("done", _done),
-        Column("resumes"),
-    )
 
 
 def _run(row: Mapping[str, Any]) -> str:
@@ -96,3 +81,15 @@ def _started(seconds: float) -> str:
     if terminal_width() is None:
         return time.strftime("%Y-%m-%d %H:%M:%S", then)
     return time.strftime("%m-%d %H:%M" if then.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M", then)
+
+
+#: The columns of a table of runs.
+RUN_COLUMNS = (
+    Column("run", _run),
+    Column("name"),
+    Column("state"),
+    Column("started", lambda row: row["started"] and _started(row["started"])),
+    Column("took", lambda row: None if row["seconds"] is None else duration(row["seconds"]), right=True),
+    Column("done", _done),
+    Column("resumes"),
+)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from torchx_kfp.common.text import printable
-from torchx_kfp.entrypoints.cli.comparison import compare_runs, difference_of, name_of, show_values, text_of
+from torchx_kfp.entrypoints.cli.comparison import compare_runs, show_values
 from torchx_kfp.entrypoints.cli.display.printing import print_csv, print_json, print_message, print_text
+from torchx_kfp.entrypoints.cli.display.tables import print_rows
 from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import titled
@@ -53,7 +53,8 @@ def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv:
     elif as_json:
         print_json({"runs": labels, "rows": rows, "code": compared.codes})
     else:
-        _print_table(dict(zip(labels, _titles([it.name for it in compared.located], labels), strict=True)), rows)
+        columns = compared.columns(_titles([it.name for it in compared.located], labels))
+        print_rows(rows, columns, dim=lambda row: not row["changed"])
         for sentence in compared.about_code():
             print_text(printable(sentence))
 
@@ -62,18 +63,6 @@ def _titles(names: Sequence[str], runs: Sequence[str]) -> list[str]:
     """Return the names of runs, those that several have with the run."""
     names = [name or run for name, run in zip(names, runs, strict=True)]
     return [name if names.count(name) == 1 else titled(name, run) for name, run in zip(names, runs, strict=True)]
-
-
-def _print_table(titles: Mapping[str, str], rows: Sequence[dict[str, Any]]) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-
-    columns = [
-        Column("stage"),
-        Column("name", name_of),
-        *(Column(title, partial(text_of, label=label), right=True) for label, title in titles.items()),
-        *([Column("difference", difference_of, right=True)] if len(titles) == 2 else []),
-    ]
-    print_rows(rows, columns, dim=lambda row: not row["changed"])
 
 
 def _cell(values: Sequence[Any]) -> Any:

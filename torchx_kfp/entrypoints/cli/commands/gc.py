@@ -11,6 +11,7 @@ import click
 
 from torchx_kfp.common.text import counted, duration, listed, printable, size_text
 from torchx_kfp.entrypoints.cli.display.printing import ask, print_json, print_message, print_text
+from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import byte_count, json_option, refuse_empty, seconds
 from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
@@ -221,8 +222,6 @@ def _in_folder(output_dir: str, rules: Mapping[str, Any], one: str | None) -> _S
 
 def _show(sweep: _Sweep, *, dry_run: bool, as_json: bool) -> None:
     """Show what has become of each run."""
-    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-
     rows, noun = sweep.rows, sweep.noun
     gone, kept = ([row for row in rows if (row["reason"] is None) == is_gone] for is_gone in (True, False))
     size = sum(row["size"] for row in gone)

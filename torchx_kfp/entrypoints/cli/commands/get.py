@@ -17,6 +17,7 @@ from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest, workspace_key
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, show_stored
+from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 from torchx_kfp.entrypoints.cli.recorded import Recorded, titled
@@ -81,8 +82,6 @@ def get_command(
 
 
 def _list(located: Recorded, *, as_json: bool) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-
     name, found = _read(located)
     if not found and not as_json:
         print_message(f"{name} has no artifacts. A stage registers them with current_run().add_artifact(name, path).")

@@ -19,6 +19,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     show_value,
     without_run,
 )
+from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import csv_option, json_option, refuse_empty
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, usual_base
 from torchx_kfp.entrypoints.cli.recorded import (
@@ -212,8 +213,6 @@ def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
 
 
 def _list_runs(keys: Iterable[str]) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-
     stages: dict[str, list[str]] = {}
     for key in keys:
         run = pipeline_run(key)
@@ -256,8 +255,6 @@ def _print_csv(rows: Sequence[Row]) -> None:
 
 
 def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[str, str], *, as_json: bool) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-
     keys = [row["run_id"] for row in rows]
     runs = {chosen.name.partition("/")[0] if row["run_id"] in chosen.cached else row["run"] for row in rows}
     run = None if chosen.labels or len(runs) != 1 else runs.pop()

@@ -12,9 +12,10 @@ import click
 
 from torchx_kfp.common.text import counted
 from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
+from torchx_kfp.entrypoints.cli.display.tables import print_rows
 from torchx_kfp.entrypoints.cli.flags import json_option, refuse_empty, seconds
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, lists_host, names_host
-from torchx_kfp.entrypoints.cli.run_description import run_as_json, run_columns, summary_as_json
+from torchx_kfp.entrypoints.cli.run_description import RUN_COLUMNS, run_as_json, summary_as_json
 from torchx_kfp.errors import ArgumentError, HostError
 from torchx_kfp.execution.runs.history import find_runs, read_run
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
@@ -63,7 +64,6 @@ def runs_command(
 
     Experiments and archived runs of a host are in KFP's UI, and in `kfp run list`.
     """
-    from torchx_kfp.entrypoints.cli.display.tables import print_rows
     from torchx_kfp.execution.host.run_filter import RunFilter
     from torchx_kfp.execution.host.schedules import Schedules
 
@@ -100,7 +100,7 @@ def runs_command(
         none = "No run {} matches." if where != RunFilter() else "There are no runs {}."
         print_message("\n".join([*map(none.format, places), *map(str, failures)]))
         return
-    print_rows(rows, run_columns(), as_json=as_json)
+    print_rows(rows, RUN_COLUMNS, as_json=as_json)
 
 
 def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) -> list[dict[str, Any]]:

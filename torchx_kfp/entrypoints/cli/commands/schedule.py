@@ -9,6 +9,7 @@ import click
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.display.printing import at, print_json, print_message, print_text, this_command
+from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import (
     Flags,
     Target,
@@ -163,8 +164,6 @@ def _say_created(schedule: Schedule, submission: Submission, words: list[str], *
 
 def _list(host: Host, schedules: Schedules, as_json: bool) -> None:
     from concurrent.futures import ThreadPoolExecutor
-
-    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 
     def last_run(schedule: Schedule) -> RunSummary | None:
         return next(host.list(schedules.runs_of(schedule), limit=1), None)

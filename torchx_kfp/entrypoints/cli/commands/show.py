@@ -20,6 +20,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     show_value,
     this_command,
 )
+from torchx_kfp.entrypoints.cli.display.tables import print_facts
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lineage import show_lineage
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
@@ -123,8 +124,6 @@ def _print_table(
     artifacts: Mapping[str, Artifact],
     name: str,
 ) -> None:
-    from torchx_kfp.entrypoints.cli.display.tables import print_facts
-
     started = found["started"] or {}
     if started:
         started = {**started, "time": moment(started["time"])}
@@ -173,7 +172,6 @@ def _search(search: Search) -> Iterator[tuple[str, str]]:
 def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
     """Print a run's state, parameters, tags, code and what it resumes, and the table of its stages."""
     from torchx_kfp.entrypoints.cli.display.summary import print_stages
-    from torchx_kfp.entrypoints.cli.display.tables import print_facts
 
     base, recorded = _recorded(record, lookup)
     resumes = [record.resumes] if record.resumes else list(recorded.resumes)

@@ -14,6 +14,7 @@ import click
 from torchx_kfp.common.text import duration, listed
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_message, show_results, this_command
+from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
@@ -227,8 +228,6 @@ def print_stages(stages: Sequence[StageResult]) -> None:
 
     Attempts have a column if there were retries.
     """
-    from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-
     has_retries = any(stage.starts > 1 for stage in stages)
     alike = Counter((without_indices(stage.name), stage.state) for stage in stages)
     groups: dict[object, list[StageResult]] = {}

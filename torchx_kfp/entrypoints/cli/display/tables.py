@@ -1,21 +1,20 @@
-"""Print tables and trees. rich fits them into the terminal; in a file or a pipe, only long cells are folded."""
+"""Print tables and trees. rich fits them into the terminal; in a file or a pipe, only long cells are folded.
+
+rich is loaded when there is something to print.
+"""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.display.printing import has_styles, print_json, print_text, terminal_width
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 #: The gap between two columns, and the width to which any column but the first may be folded.
 _GAP, _LEAST = 3, 12
@@ -82,6 +81,13 @@ def print_facts(facts: Iterable[tuple[str, str, str]], above: str) -> None:
 
 
 def _fitted(columns: Sequence[Column], rows: Sequence[tuple[list[str], str]]) -> RenderableType:
+    from rich import box
+    from rich.cells import cell_len
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
     headings, room = [printable(column.heading) for column in columns], terminal_width()
     widths = [max(map(cell_len, column)) for column in zip(headings, *(cells for cells, _ in rows), strict=True)]
     if room is not None and widths[0] + sum(_GAP + min(width, _LEAST) for width in widths[1:]) > room:
@@ -109,6 +115,8 @@ def _fitted(columns: Sequence[Column], rows: Sequence[tuple[list[str], str]]) ->
 
 def rendered(what: RenderableType) -> str:
     """Render an object with rich for the terminal's width, with styles if the terminal has them."""
+    from rich.console import Console
+
     styles = has_styles()
     console = Console(
         # Nothing is written to it: its encoding decides whether lines are drawn in ASCII.

@@ -22,7 +22,7 @@ from torchx_kfp.entrypoints.cli.comparison import compare_runs, show_values
 from torchx_kfp.entrypoints.cli.conditions import select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup
-from torchx_kfp.entrypoints.cli.run_description import run_columns
+from torchx_kfp.entrypoints.cli.run_description import RUN_COLUMNS
 from torchx_kfp.entrypoints.cli.ui.listing import ListedRun, Runs
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.report.page import fill, render
@@ -122,7 +122,7 @@ class Application:
             runs=shown,
             count=(len(keys), len(runs)),
             pages=(number, max(1, -(-len(keys) // _PAGE))),
-            columns=[column for column in run_columns() if any(column.text(run.row) for run in shown.values())],
+            columns=[column for column in RUN_COLUMNS if any(column.text(run.row) for run in shown.values())],
             results=results[:_COLUMNS],
             more=results[_COLUMNS:],
             given={**given, "where": where},
@@ -137,7 +137,8 @@ class Application:
         changed = ("changed", "1") in query
         compared = compare_runs([self._runs.recorded(run) for run in runs.values()], changed=changed)
         other = [*(("run", key) for key in runs), *([] if changed else [("changed", "1")])]
-        rows = [(row["changed"], compared.texts(row)) for row in compared.rows]
+        columns = compared.columns(compared.labels)
+        rows = [(row["changed"], [column.text(row) for column in columns]) for row in compared.rows]
         return _fill(compared.about_code(), compared=runs, rows=rows, changed=changed, other="?" + urlencode(other))
 
     def _report(self, query: _Query) -> str:

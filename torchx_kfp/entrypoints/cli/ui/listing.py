@@ -15,7 +15,7 @@ from typing import Any
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, lists_host, names_host, usual_base
 from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder, parts
-from torchx_kfp.entrypoints.cli.run_description import run_as_json, summary_as_json
+from torchx_kfp.entrypoints.cli.run_description import UNKNOWN, run_as_json, summary_as_json
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.history import RunReader, find_runs
@@ -31,8 +31,6 @@ _FRESH, _SHARE = 3.0, 2.0
 _MOST_OF_HOST = 200
 #: Results that are older than this, in seconds, do not change before the time of their file does.
 _SETTLED = 60.0
-#: What is not known of a run that has only records.
-_UNKNOWN: Mapping[str, Any] = dict.fromkeys(("name", "pipeline", "state", "seconds", "done", "failed", "resumes"))
 
 #: The values of a run, from all executions of a stage, by the stage and their name.
 Results = Mapping[tuple[str, str], list[Any]]
@@ -139,7 +137,7 @@ class Runs:
         results, records = self._results(recorder, written), recorder.records(keys, "tags")
         self._problems += (f"Left out: {error}" for error in records.problems)
         for run, its in keys.items():
-            row = {**_UNKNOWN, "run": run, "started": min(written[key] for key in its)}
+            row = {**UNKNOWN, "run": run, "started": min(written[key] for key in its)}
             found = _by_stage((parts(key).get("stage", ""), results[key]) for key in its if key in results)
             yield ListedRun(row, found, records[run].tags)
 
