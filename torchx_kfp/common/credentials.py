@@ -15,16 +15,16 @@ _NAMES = (
     # keys and the stores of them
     *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.pk8", "*.pkcs12", "*.ppk", "*.jks", "*.jceks", "*.keystore"),
     *("*.bcfks", "*.kdb", "*.kdbx", "*.keychain", "*.agilekeychain", "*.kwallet", "*.psafe3", "*.keytab", "*.bek"),
-    *("ssh_host_*_key", "private_key*", "private-key*", "privkey*", "!private_key*.py", "!privkey*.py"),
+    *("ssh_host_*_key", "private_key*", "private-key*", "privkey*"),
     *("key.asc", "*[-_.]key.asc", "!public[-_]key.asc", "*private*.asc", "*secret*.asc", "*.rdp", "*.cscfg"),
     *("*.ovpn", "*.tblk", "*.agekey", "*.gpgkey", "krb5cc_*", "secring*", "otr.private_key", "master.key"),
     *("id_*", "!id_*.*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519"),
     # words
     *("secret", "secrets", "*.secret", "*.secrets", "secret.*", "secrets.*", ".secret*", "secret_token.*"),
     *("*[-_.]secret.y*ml", "*[-_.]secrets.y*ml", "*[-_.]secret.json", "*[-_.]secrets.json", "*[-_.]secrets.toml"),
-    *("creds", "creds.*", "*[-_]creds.json", "!creds.py", "*[-_]credentials", "*credentials*.csv"),
-    *("credential", "credentials", "credentials.*", ".credentials*", "*credentials*.json", "!credentials.py"),
-    *("password", "passwords", "password.*", "passwords.*", "*.passwd", "passwd", "shadow", "!password*.py"),
+    *("creds", "creds.*", "*[-_]creds.json", "*[-_]credentials", "*credentials*.csv"),
+    *("credential", "credentials", "credentials.*", ".credentials*", "*credentials*.json"),
+    *("password", "passwords", "password.*", "passwords.*", "*.passwd", "passwd", "shadow"),
     *(".htpasswd", "htpasswd", "proftpdpasswd", ".pgpass", "pgpass", ".my.cnf", ".mylogin.cnf", "master_password*"),
     # clouds
     *("client_secret*.json", "service_account*.json", "service-account*.json", "serviceaccount*.json"),
@@ -44,13 +44,15 @@ _NAMES = (
     *("*access[-_]key.txt", "openai[-_]key.txt", "wandb[-_]key.txt"),
     *("api-key.*", "apikeys.*", "wandb_api_key*", ".wandb_api_key", "clearml.conf", ".clearml.conf", ".gitconfig"),
     *("jupyter_server_config.json", "jupyter_notebook_config.json", ".renviron", "pip.ini", ".yarnrc", "ngrok.yml"),
-    *("api_keys", "api_keys.*", "apikey", "apikey.*", "!api_key*.py", "!apikey*.py"),
+    *("api_keys", "api_keys.*", "apikey", "apikey.*"),
     # other programs
     *("sftp-config.json", "sftp.json", ".ftpconfig", ".remote-sync.json", "filezilla.xml", "recentservers.xml"),
     *("sitemanager.xml", "webservers.xml", ".dbeaver-data-sources.xml", "logins.json", ".muttrc", ".esmtprc"),
     *(".msmtprc", "wp-config.php", "ventrilo_srv.ini", ".fetchmailrc", ".erlang.cookie", "knife.rb", "robomongo.json"),
     *(".pg_service.conf", "pgpass.conf", "cookies.txt", "cookies.sqlite", "key3.db", "key4.db", "wallet.dat"),
     *("settings-security.xml", ".*_history", "fish_history", "!*.pub"),
+    # modules; secrets.py is what programs for microcontrollers have their passwords in
+    *("![!.]*.py", "secrets.py"),
 )
 #: Folders and files in them, likewise.
 _PATHS = (
