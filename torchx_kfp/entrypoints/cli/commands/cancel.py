@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,13 +14,11 @@ from torchx_kfp.common.text import listed
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.errors import ArgumentError, LocalRunError
-from torchx_kfp.execution.runs.history import RunReader, read_run
+from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.execution.runs.journal import is_runner, is_running, read_pid
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
-if TYPE_CHECKING:
-    from torchx_kfp.execution.host.run import HostRun
 #: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
 _BEYOND_GRACE = 30.0
 #: Seconds for which the end of a run on a host is waited for.
@@ -38,68 +35,59 @@ def cancel_command(run: str, lookup: Lookup) -> None:
     that it left running.
     """
     source = lookup.find(run, changes="cancel", reads="none")
-    if isinstance(source, RunReader):
-        _cancel_here(source.folder)
-    else:
-        _cancel_there(source, lookup.words)
-
-
-def _cancel_there(source: HostRun, words: list[str]) -> None:
-    """End a run on a host, and wait until it has ended."""
     record = source.read()
-    if not record.is_running:
-        raise _ended(record)
-    source.terminate()
-    print_message(f"Canceling {record.run_id}: waiting for {listed(record.run.active) or 'its end'}.")
-    deadline = time.monotonic() + ON_HOST
-    for record in source.follow(closely=True):
-        if record.is_running and time.monotonic() > deadline:
-            again = this_command("watch", record.run_id, *words)
-            print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
-            return
-    _say_end(record.run_id, record.run.state)
-
-
-def _cancel_here(folder: Path) -> None:
-    from torchx_kfp.execution.local.run_options import GRACE
-
-    record = read_run(folder)
-    if record.run.state is State.INTERRUPTED:
-        from torchx_kfp.execution.local.executors.process import kill_marked, run_mark
-        from torchx_kfp.local import remove_containers
-
-        mark = run_mark(folder)
-        kill_marked(mark)
-        if record.options.get("docker"):
-            remove_containers(record.run_id, mark)
-        print_message(f"The runner of {record.run_id} was killed before; processes that it left running are ended now.")
+    if isinstance(source, RunReader) and record.run.state is State.INTERRUPTED:
+        _end_left_stages(source.folder, record)
         return
     if not record.is_running:
-        raise _ended(record)
-    grace = record.options.get("grace")
-    grace = float(grace) if isinstance(grace, int | float) else GRACE
-    if _terminate(folder, record):
-        stages = f"{listed(record.run.active)}, for up to {grace:g} s" if record.run.active else "its end"
-        print_message(f"Canceling {record.run_id}: waiting for {stages}.")
-        patience = grace + _BEYOND_GRACE
-        deadline = time.monotonic() + patience
-        while is_running(folder):
-            if time.monotonic() > deadline:
-                raise LocalRunError(
-                    f"The run {record.run_id} did not end within {patience:g} s after it was asked to. Its process is "
-                    f"{read_pid(folder)}."
-                )
-            time.sleep(0.05)
-    _say_end(record.run_id, read_run(folder).run.state)
-
-
-def _ended(record: RunRecord) -> ArgumentError:
-    return ArgumentError(f"The run {record.run_id} has already ended ({record.run.state}): there is nothing to cancel.")
-
-
-def _say_end(run_id: str, state: State) -> None:
+        raise ArgumentError(
+            f"The run {record.run_id} has already ended ({record.run.state}): there is nothing to cancel."
+        )
+    waits_for, patience = listed(record.run.active), ON_HOST
+    if isinstance(source, RunReader):
+        grace = _grace_of(record)
+        waits_for, patience = waits_for and f"{waits_for}, for up to {grace:g} s", grace + _BEYOND_GRACE
+        is_asked = _terminate(source.folder, record)
+    else:
+        source.terminate()
+        is_asked = True
+    if is_asked:
+        print_message(f"Canceling {record.run_id}: waiting for {waits_for or 'its end'}.")
+    deadline = time.monotonic() + patience
+    for record in source.follow(closely=True):
+        if not record.is_running or time.monotonic() < deadline:
+            continue
+        if isinstance(source, RunReader):
+            raise LocalRunError(
+                f"The run {record.run_id} did not end within {patience:g} s after it was asked to. Its process is "
+                f"{read_pid(source.folder)}."
+            )
+        again = this_command("watch", record.run_id, *lookup.words)
+        print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
+        return
+    state = record.run.state
     is_canceled = state in (State.CANCELED, State.INTERRUPTED)
-    print_message(f"The run {run_id} {'is canceled' if is_canceled else f'ended before it was canceled ({state})'}.")
+    how = "is canceled" if is_canceled else f"ended before it was canceled ({state})"
+    print_message(f"The run {record.run_id} {how}.")
+
+
+def _end_left_stages(folder: Path, record: RunRecord) -> None:
+    """End the processes and containers of a run whose runner was killed."""
+    from torchx_kfp.execution.local.executors.process import kill_marked, run_mark
+    from torchx_kfp.local import remove_containers
+
+    mark = run_mark(folder)
+    kill_marked(mark)
+    if record.options.get("docker"):
+        remove_containers(record.run_id, mark)
+    print_message(f"The runner of {record.run_id} was killed before; processes that it left running are ended now.")
+
+
+def _grace_of(record: RunRecord) -> float:
+    from torchx_kfp.execution.local.run_options import GRACE
+
+    grace = record.options.get("grace")
+    return float(grace) if isinstance(grace, int | float) else GRACE
 
 
 def _terminate(folder: Path, record: RunRecord) -> bool:
