@@ -16,7 +16,7 @@ from tests.entrypoints.cli.conftest import Call
 from tests.programs import Program
 from tests.transcripts.given import compared
 from torchx_kfp import Stages
-from torchx_kfp.entrypoints.cli.comparison import show_values
+from torchx_kfp.entrypoints.cli.commands.compare import show_values
 from torchx_kfp.local import Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
 

@@ -1,19 +1,41 @@
-"""``torchx-kfp compare``: show runs side by side."""
+"""``torchx-kfp compare``: the values of several runs side by side, which the page of runs shows, too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
 
-from torchx_kfp.common.text import printable
-from torchx_kfp.entrypoints.cli.comparison import compare_runs, show_values
-from torchx_kfp.entrypoints.cli.display.printing import print_csv, print_json, print_message, print_text
-from torchx_kfp.entrypoints.cli.display.tables import print_rows
+from torchx_kfp.common.text import listed, printable
+from torchx_kfp.contract.carried.workspace import content, members
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
+from torchx_kfp.contract.protocol import workspace_digest
+from torchx_kfp.entrypoints.cli.display.printing import (
+    is_number,
+    print_csv,
+    print_json,
+    print_message,
+    print_text,
+    show_value,
+)
+from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
-from torchx_kfp.entrypoints.cli.recorded import titled
+from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, titled
+from torchx_kfp.errors import TrackerError, WorkspaceError
+from torchx_kfp.tracking.recorder import Search
+
+#: The kinds of facts, in the order of their rows; those of a metric of steps follow one another.
+_KINDS = {"parameter": 0, "tag": 1, "search": 2, "result": 3, "last": 4, "min": 4, "max": 4, "metadata": 5, "cached": 6}
+#: What is known of a run: the stage, the kind, the name, and the value.
+_Fact = tuple[str, str, str, Any]
+#: How many differing files a sentence names.
+_NAMED = 5
 
 
 @click.command("compare")
@@ -53,18 +75,219 @@ def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv:
     elif as_json:
         print_json({"runs": labels, "rows": rows, "code": compared.codes})
     else:
-        columns = compared.columns(_titles([it.name for it in compared.located], labels))
-        print_rows(rows, columns, dim=lambda row: not row["changed"])
+        print_rows(rows, compared.columns, dim=lambda row: not row["changed"])
         for sentence in compared.about_code():
             print_text(printable(sentence))
-
-
-def _titles(names: Sequence[str], runs: Sequence[str]) -> list[str]:
-    """Return the names of runs, those that several have with the run."""
-    names = [name or run for name, run in zip(names, runs, strict=True)]
-    return [name if names.count(name) == 1 else titled(name, run) for name, run in zip(names, runs, strict=True)]
 
 
 def _cell(values: Sequence[Any]) -> Any:
     """Return a single value with its type, and several values as text."""
     return values[0] if len(values) == 1 else show_values(values, str)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What several runs have recorded.
+
+    Attributes:
+        located: the runs.
+        chosen: their run ids.
+        rows: the values, those of a stage together: what ``--json`` prints.
+        codes: by each run but the first, the files of its code that differ from those of the first, or a problem.
+    """
+
+    located: Sequence[Recorded]
+    chosen: Sequence[Chosen]
+    rows: Sequence[dict[str, Any]]
+    codes: Mapping[str, dict[str, Any]]
+
+    @property
+    def labels(self) -> list[str]:
+        """The ids of the runs, with the parts of them that are compared."""
+        return [one.name for one in self.chosen]
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of a table of the rows: a run has its name, with its id if another run has the same name."""
+        names = [it.name or label for it, label in zip(self.located, self.labels, strict=True)]
+        runs = [
+            (name if names.count(name) == 1 else titled(name, label), label)
+            for name, label in zip(names, self.labels, strict=True)
+        ]
+        return [
+            Column("stage"),
+            Column("name", _name_of),
+            *(Column(title, partial(_text_of, label=label), right=True) for title, label in runs),
+            *([Column("difference", _difference_of, right=True)] if len(runs) == 2 else []),
+        ]
+
+    def about_code(self) -> list[str]:
+        """Return a sentence about each run whose code differs from that of the first."""
+        found = []
+        for label, code in self.codes.items():
+            files, between = code["files"], f" ({self.labels[0]} and {label})" if len(self.codes) > 1 else ""
+            differ = f"{len(files):,} {'files differ' if len(files) > 1 else 'file differs'}: {listed(files, _NAMED)}"
+            if code["problem"] or files:
+                found.append(f"code: {code['problem'] or differ}{between}")
+        return found
+
+
+def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
+    """Compare runs, or parts of runs.
+
+    Args:
+        located: the runs.
+        changed: whether to leave out what is the same in all of them.
+
+    Raises:
+        UsageError: a run is given twice.
+        TorchxKfpError: the records of a run cannot be read.
+    """
+    chosen = [it.choose() for it in located]
+    labels = [one.name for one in chosen]
+    if again := [label for label in labels if labels.count(label) > 1]:
+        raise click.UsageError(f"The run {again[0]!r} is given twice. Name different runs.")
+    # Each run is compared with the first one.
+    code_of = [(it, label.partition("/")[0]) for it, label in zip(located, labels, strict=True)]
+    codes = {label: _compare_code(code_of[0], code) for label, code in zip(labels[1:], code_of[1:], strict=True)}
+    # Single executions are compared even if their stages have different names.
+    stages = [parts(key).get("stage") for one in chosen for key in one.keys]
+    is_alone = all(len(one.keys) == 1 for one in chosen) and len({*stages}) > 1
+    rows = _rows(labels, [_facts(it, one, is_alone) for it, one in zip(located, chosen, strict=True)])
+    return Comparison(located, chosen, [row for row in rows if row["changed"] or not changed], codes)
+
+
+def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]:
+    """Yield what is known of a run. ``is_alone``: it is a single execution, whose stage's name does not count."""
+    recorder, keys = located.recorder, chosen.keys
+    for name, value in located.arguments.items():
+        if name != TRACKER_BASE:
+            yield "", "parameter", name, value
+    for name, value in recorder.record(chosen.name.partition("/")[0], "tags").tags.items():
+        yield "", "tag", name, value
+    results, records = recorder.get_many(keys), recorder.records(keys, "metadata", "steps", "search")
+    yield from _searches({key: records[key].search for key in keys})
+    for key in keys:
+        stage, record = "" if is_alone else parts(key).get("stage", ""), records[key]
+        if record.search is None or not record.search.asked:  # facts about the search show what came of it
+            yield from ((stage, "result", name, value) for name, value in results.get(key, {}).items())
+            yield from ((stage, "metadata", name, value) for name, value in record.metadata.items())
+        for name, curve in record.steps.items():
+            for kind, point in {"last": curve.last, "min": curve.min, "max": curve.max}.items():
+                yield stage, kind, name, point.value
+    for key in filter(chosen.cached.__contains__, keys):
+        yield parts(key).get("stage", ""), "cached", "state", key.partition("/")[0]
+
+
+def _searches(stated: Mapping[str, Search | None]) -> Iterator[_Fact]:
+    """Yield the facts about the searches of a run. A search of several objectives has no best trial."""
+    for search in Search.latest(stated).values():
+        best = {name: search.best_in(name) for name in search.objectives}
+        values: dict[str, Any] = {f"best {name}": it.results[name] for name, it in best.items() if it is not None}
+        winners = search.best_trials()
+        if len(best) > 1:
+            values["trials on the Pareto front"] = len(winners)
+        elif winners:
+            values.update({f"best {name}": value for name, value in winners[0].parameters.items()})
+        values["trials"] = len(search.trials)
+        values["failed trials"] = sum(not search.is_complete(trial) for trial in search.trials)
+        yield from ((search.name, "search", name, value) for name, value in values.items())
+
+
+def _rows(labels: Sequence[str], runs: Sequence[Iterator[_Fact]]) -> list[dict[str, Any]]:
+    """Return a row for each name in a stage, with the values of each run from all executions of the stage."""
+    found: dict[tuple[str, str, str], dict[str, list[Any]]] = {}
+    for label, facts in zip(labels, runs, strict=True):
+        for stage, kind, name, value in facts:
+            found.setdefault((stage, kind, name), {each: [] for each in labels})[label].append(value)
+    places = {stage: at for at, stage in enumerate(dict.fromkeys(stage for stage, _, _ in found))}
+    rows = []
+    for stage, kind, name in sorted(found, key=lambda fact: (places[fact[0]], _KINDS[fact[1]])):
+        values = found[stage, kind, name]
+        first, *others = values.values()
+        changed = kind != "cached" and not all(_same(other, first) for other in others)
+        rows.append({"stage": stage, "kind": kind, "name": name, "changed": changed, "values": values})
+    return rows
+
+
+def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Tell whether two runs have the same values: in any order, with NaN equal to NaN and True not equal to 1."""
+    pairs = zip(sorted(values, key=repr), sorted(others, key=repr), strict=False)
+    return len(values) == len(others) and all(
+        isinstance(value, bool) == isinstance(other, bool) and (value == other or (value != value and other != other))
+        for value, other in pairs
+    )
+
+
+def _name_of(row: Mapping[str, Any]) -> str:
+    """Return the name in a row for people, with its kind."""
+    kind = "" if row["kind"] in ("result", "cached") else f" ({row['kind']})"
+    return f"{row['name']}{kind}"
+
+
+def _text_of(row: Mapping[str, Any], label: str) -> str:
+    """Return the values of a run in a row for people. A message names the run that a cached stage comes from."""
+    values = row["values"][label]
+    return ("cached" if values else "") if row["kind"] == "cached" else show_values(values)
+
+
+def show_values(values: Sequence[Any], show: Callable[[Any], str] = show_value) -> str:
+    """Format a value, or the range and number of several values."""
+    if not values:
+        return ""
+    if len(values) == 1:
+        return show(values[0])
+    if all(map(is_number, values)):
+        ordered = sorted(value for value in values if value == value)  # but NaN; an int may be too large for isnan
+        nan = len(values) - len(ordered)
+        ends = " ... ".join(map(show, dict.fromkeys((ordered[0], ordered[-1])))) if ordered else "nan"
+        return f"{ends} ({len(values)}{f', {nan} nan' if nan and ordered else ''})"
+    different: list[Any] = []
+    different += (value for value in values if value not in different)
+    return (
+        f"{show(different[0])} ({len(values)})" if len(different) == 1 else f"{len(different)} values ({len(values)})"
+    )
+
+
+def _difference_of(row: Mapping[str, Any]) -> str:
+    """Return the second run's number minus the first run's, if both have one."""
+    values = list(row["values"].values())
+    if [len(found) for found in values] != [1, 1] or not all(is_number(value) for found in values for value in found):
+        return ""
+    try:
+        difference = values[1][0] - values[0][0]
+    except OverflowError:  # an int larger than any float
+        return ""
+    if difference != difference:
+        return ""
+    return f"{'+' if difference > 0 else ''}{show_value(difference)}" if difference else "0"
+
+
+def _compare_code(*runs: tuple[Recorded, str]) -> dict[str, Any]:
+    """Return which files of the code of two runs differ, and how; or the problem, if that is not known."""
+    digests = [_digest(it, run) for it, run in runs]
+    if digests[0] == digests[1]:
+        return {"files": {}, "problem": ""}
+    if None in digests:
+        return {"files": {}, "problem": f"only {runs[digests[0] is None][1]} has code that travelled with it"}
+    try:
+        before, after = (_files(it, str(digest)) for (it, _), digest in zip(runs, digests, strict=True))
+    except (TrackerError, WorkspaceError, tarfile.TarError) as error:
+        return {"files": {}, "problem": f"it differs, but cannot be read: {error}"}
+    both = {name: "changed" for name in before.keys() & after.keys() if before[name] != after[name]}
+    files = {**both, **dict.fromkeys(before.keys() - after, "removed"), **dict.fromkeys(after.keys() - before, "added")}
+    return {"files": dict(sorted(files.items())), "problem": ""}
+
+
+def _digest(located: Recorded, run: str) -> str | None:
+    """Return the digest of a run's code: that of the parameter ``workspace``, or what it has recorded first."""
+    given = located.arguments.get(WORKSPACE)
+    digest = workspace_digest(given) if isinstance(given, str) else None
+    code = () if digest else located.recorder.record(run, "code").code
+    return code[0].digest if code else digest
+
+
+def _files(located: Recorded, digest: str) -> dict[str, tuple[object, ...]]:
+    """Return what tells the files of an archive of code apart, by name."""
+    archive = located.recorder.read_workspace(digest)
+    return {it.name: (it.mode & 0o100, it.linkname, bytes(content(archive, it))) for it in members(archive)}

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 import click
 
 from torchx_kfp.common.text import printable
-from torchx_kfp.entrypoints.cli.comparison import compare_runs, show_values
+from torchx_kfp.entrypoints.cli.commands.compare import compare_runs, show_values
 from torchx_kfp.entrypoints.cli.conditions import select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup
@@ -137,8 +137,7 @@ class Application:
         changed = ("changed", "1") in query
         compared = compare_runs([self._runs.recorded(run) for run in runs.values()], changed=changed)
         other = [*(("run", key) for key in runs), *([] if changed else [("changed", "1")])]
-        columns = compared.columns(compared.labels)
-        rows = [(row["changed"], [column.text(row) for column in columns]) for row in compared.rows]
+        rows = [(row["changed"], [column.text(row) for column in compared.columns]) for row in compared.rows]
         return _fill(compared.about_code(), compared=runs, rows=rows, changed=changed, other="?" + urlencode(other))
 
     def _report(self, query: _Query) -> str:
