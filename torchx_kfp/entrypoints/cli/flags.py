@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from torchx_kfp.common.text import parse_duration, parse_size
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import FLAGS, SETTINGS, SUBMISSION, Setting, Submission, flag
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
@@ -95,6 +96,10 @@ class ViewOptions:
     verbose: bool = False
     as_json: bool = False
 
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
+
 
 view_options = gathered(
     "view",
@@ -113,43 +118,53 @@ view_options = gathered(
 )
 
 
-def container_options(command: Any) -> Any:
-    """Add ``--secret``, ``--config-map``, ``--mount`` and ``--copy-from``: what stages get from this machine."""
-    for option in (
-        click.option(
-            "--copy-from",
-            metavar="URL",
-            multiple=True,
-            help="Copy artifacts that stages take from this URL, or from below it, as well: otherwise, they come only "
-            "from object stores. May be given several times.",
-        ),
-        click.option(
-            "--mount",
-            "mounts",
-            metavar="SRC[:DST][:ro]",
-            multiple=True,
-            help="Mount the file or folder SRC in all containers: at the path DST, or at its own; with :ro they "
-            "cannot write to it. May be given several times.",
-        ),
-        click.option(
-            "--config-map",
-            "config_maps",
-            metavar="NAME=PATH",
-            multiple=True,
-            help="The values of a config map; PATH is as for --secret.",
-        ),
-        click.option(
-            "--secret",
-            "secrets",
-            metavar="NAME=PATH",
-            multiple=True,
-            help="The values of a Kubernetes secret that stages use. PATH is a folder with one file for each key, a "
-            "file with KEY=VALUE lines, or the secret's manifest.",
-        ),
-    ):
-        command = option(command)
-    return command
+def _given_to_containers(
+    secrets: tuple[str, ...], config_maps: tuple[str, ...], **values: tuple[str, ...]
+) -> dict[str, Any]:
+    from torchx_kfp.execution.local.given_keys import parse_given
 
+    return {
+        "secrets": parse_given(secrets, "--secret"),
+        "config_maps": parse_given(config_maps, "--config-map"),
+        **values,
+    }
+
+
+#: What stages get from this machine, as keywords of ``local.run``.
+container_options = gathered(
+    "given",
+    _given_to_containers,
+    click.option(
+        "--secret",
+        "secrets",
+        metavar="NAME=PATH",
+        multiple=True,
+        help="The values of a Kubernetes secret that stages use. PATH is a folder with one file for each key, a "
+        "file with KEY=VALUE lines, or the secret's manifest.",
+    ),
+    click.option(
+        "--config-map",
+        "config_maps",
+        metavar="NAME=PATH",
+        multiple=True,
+        help="The values of a config map; PATH is as for --secret.",
+    ),
+    click.option(
+        "--mount",
+        "mounts",
+        metavar="SRC[:DST][:ro]",
+        multiple=True,
+        help="Mount the file or folder SRC in all containers: at the path DST, or at its own; with :ro they "
+        "cannot write to it. May be given several times.",
+    ),
+    click.option(
+        "--copy-from",
+        metavar="URL",
+        multiple=True,
+        help="Copy artifacts that stages take from this URL, or from below it, as well: otherwise, they come only "
+        "from object stores. May be given several times.",
+    ),
+)
 
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 csv_option: Decorator = click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")

@@ -38,6 +38,10 @@ class RunInputs:
     resumed: str | None = None
     from_stages: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.from_stages and self.resumed is None:
+            raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
+
     def read_resumed(self, output_dir: str, flags: Flags) -> EarlierRun | None:
         """Return what is known of the run that the user wants to continue, if any.
 
@@ -205,14 +209,7 @@ def input_options(base: str, *, resume: str = "", of_schedule: bool = False) -> 
                 "times.",
             ),
         ]
-    return gathered("inputs", _inputs, *options)
-
-
-def _inputs(**values: Any) -> RunInputs:
-    inputs = RunInputs(**values)
-    if inputs.from_stages and inputs.resumed is None:
-        raise click.UsageError("--from needs --resume RUN, the run whose other stages are kept.")
-    return inputs
+    return gathered("inputs", RunInputs, *options)
 
 
 def show_dry_run(run: PreparedRun, *, as_json: bool) -> None:

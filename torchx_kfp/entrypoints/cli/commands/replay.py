@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,6 @@ from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.flags import container_options
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from torchx_kfp.local import ReplayResult
 
 
 @click.command("replay")
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 )
 @container_options
 @finds_runs()
-def replay_command(run: str, lookup: Lookup, **options: Any) -> None:
+def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: Any) -> None:
     """Run one stage of RUN on this machine, with what it was given: arguments, variables, inputs, code, and the results
     that it reads.
 
@@ -55,7 +52,6 @@ def replay_command(run: str, lookup: Lookup, **options: Any) -> None:
     torchx-kfp replay 'latest/train[2]' --workspace . --shell
     """
     from torchx_kfp.execution.host.settings import read_settings
-    from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.local.replay import replay_invocation
     from torchx_kfp.execution.local.replay_plan import Overrides
 
@@ -71,19 +67,16 @@ def replay_command(run: str, lookup: Lookup, **options: Any) -> None:
             options["shell"],
             {**_variables(options["env"]), **dict.fromkeys(options["unset"])},
         ),
-        {
-            "docker": options["docker"],
-            "mounts": options["mounts"],
-            "copy_from": options["copy_from"],
-        },
+        {"docker": options["docker"], "mounts": given["mounts"], "copy_from": given["copy_from"]},
         # A run on this machine keeps its replays.
         output_dir=None if is_here else lookup.output_dir,
-        secrets=parse_given(options["secrets"], "--secret"),
-        config_maps=parse_given(options["config_maps"], "--config-map"),
+        secrets=given["secrets"],
+        config_maps=given["config_maps"],
         named_base="" if is_here else read_settings(lookup.flags).tracker_base,
         say=print_message,
     )
-    _show(result, has_shell=options["shell"])
+    if not options["shell"] or result.compare():
+        print_message(str(result))
     sys.exit(result.exit_code)
 
 
@@ -95,8 +88,3 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
             raise ArgumentError(f"--env {word!r}: there is no such variable here. Give its value: --env NAME=VALUE.")
         found[name] = value if equals else os.environ[name]
     return found
-
-
-def _show(result: ReplayResult, *, has_shell: bool) -> None:
-    if not has_shell or result.compare():
-        print_message(str(result))

@@ -85,6 +85,7 @@ def run_command(
     output_dir: str | None,
     view: ViewOptions,
     flags: Flags,
+    given: dict[str, Any],
     **options: Any,
 ) -> None:
     """Run a pipeline on this machine: its stages as processes of the current environment, or in containers.
@@ -101,12 +102,10 @@ def run_command(
     """
     from torchx_kfp.entrypoints.cli.display.summary import summarize
     from torchx_kfp.entrypoints.cli.display.views import view_of
-    from torchx_kfp.execution.local.given_keys import parse_given
     from torchx_kfp.execution.local.runner import start
 
     folder = OUTPUT_DIR if output_dir is None else output_dir
-    for kind in ("secret", "config_map"):
-        options[f"{kind}s"] = parse_given(options[f"{kind}s"], f"--{kind.replace('_', '-')}")
+    options |= given
     # None means the default.
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None

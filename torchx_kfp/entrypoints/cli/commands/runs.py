@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.common.text import counted
-from torchx_kfp.entrypoints.cli.display.printing import print_message, say_left_out
+from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.entrypoints.cli.display.tables import print_rows
 from torchx_kfp.entrypoints.cli.flags import json_option, refuse_empty, seconds
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, lists_host, names_host
@@ -120,7 +120,7 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
         try:
             record = read_run(folder)
         except (ArgumentError, OSError) as error:
-            say_left_out(error)
+            print_message(f"Left out: {error}")
             continue
         for sentence in record.corrupt:
             print_message(sentence)

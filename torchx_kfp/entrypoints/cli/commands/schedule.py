@@ -25,8 +25,8 @@ from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.host_runs import Host, RunSummary
-    from torchx_kfp.execution.host.schedules import Schedule, Schedules, Timing
+    from torchx_kfp.execution.host.host_runs import RunSummary
+    from torchx_kfp.execution.host.schedules import Schedule, Timing
     from torchx_kfp.execution.host.settings import Submission
 
 #: For how many schedules the last run is asked for at once.
@@ -113,7 +113,17 @@ def create_command(
         show_dry_run(prepared, as_json=as_json)
         return
     schedule = start_schedule(host, prepared, timing, submission, say=print_message, warn=print_message)
-    _say_created(schedule, submission, host_words(flags), as_json=as_json)
+    if as_json:
+        print_json(_as_dict(schedule))
+        return
+    print_text(schedule.schedule_id)
+    if schedule.timing.expression != schedule.timing.cron:
+        print_message(f"KFP gets the expression {schedule.timing.expression!r}: with seconds first, in UTC.")
+    if submission.cache:
+        print_message(
+            "KFP takes a stage from its cache if its inputs are those of an earlier run; --no-cache avoids that."
+        )
+    print_message(f"To see it: {this_command('schedule', 'list', *host_words(flags))}")
 
 
 @schedule_command.command("list")
@@ -124,10 +134,28 @@ def list_command(as_json: bool, flags: Flags) -> None:
 
     Times are local; expressions are in UTC. KFP does not tell the time of the next run.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from torchx_kfp.execution.host.schedules import Schedules
 
     host = connect(flags)
-    _list(host, Schedules(host), as_json)
+    schedules = Schedules(host)
+    found = list(schedules.list())
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        last = list(pool.map(lambda it: next(host.list(schedules.runs_of(it), limit=1), None), found))
+    if not found and not as_json:
+        print_message(f"There are no schedules on {host.connection.name}.")
+        return
+    rows = [_as_dict(schedule, run) for schedule, run in zip(found, last, strict=True)]
+    when = {schedule.schedule_id: str(schedule.timing) for schedule in found}
+    columns = (
+        Column("name"),
+        Column("state"),
+        Column("when", lambda row: when[row["schedule"]]),
+        Column("last run", lambda row: row["last"] and f"{at(row['last']['scheduled'])} ({row['last']['state']})"),
+        Column("id", lambda row: row["schedule"]),
+    )
+    print_rows(rows, columns, as_json=as_json)
 
 
 @schedule_command.command("delete")
@@ -145,45 +173,6 @@ def delete_command(name: str, flags: Flags) -> None:
     schedules.delete(schedule, print_message)
     print_message(f"The schedule {printable(schedule.name)!r} ({schedule.schedule_id}) is deleted.")
     print_message(f"Its runs: {this_command('runs', '--schedule', schedule.schedule_id, *host_words(flags))}")
-
-
-def _say_created(schedule: Schedule, submission: Submission, words: list[str], *, as_json: bool) -> None:
-    """Print a new schedule: its id on stdout, and how KFP understands it on stderr."""
-    if as_json:
-        print_json(_as_dict(schedule))
-        return
-    print_text(schedule.schedule_id)
-    if schedule.timing.expression != schedule.timing.cron:
-        print_message(f"KFP gets the expression {schedule.timing.expression!r}: with seconds first, in UTC.")
-    if submission.cache:
-        print_message(
-            "KFP takes a stage from its cache if its inputs are those of an earlier run; --no-cache avoids that."
-        )
-    print_message(f"To see it: {this_command('schedule', 'list', *words)}")
-
-
-def _list(host: Host, schedules: Schedules, as_json: bool) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    def last_run(schedule: Schedule) -> RunSummary | None:
-        return next(host.list(schedules.runs_of(schedule), limit=1), None)
-
-    found = list(schedules.list())
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        last = list(pool.map(last_run, found))
-    if not found and not as_json:
-        print_message(f"There are no schedules on {host.connection.name}.")
-        return
-    rows = [_as_dict(schedule, run) for schedule, run in zip(found, last, strict=True)]
-    when = {schedule.schedule_id: str(schedule.timing) for schedule in found}
-    columns = (
-        Column("name"),
-        Column("state"),
-        Column("when", lambda row: when[row["schedule"]]),
-        Column("last run", lambda row: row["last"] and f"{at(row['last']['scheduled'])} ({row['last']['state']})"),
-        Column("id", lambda row: row["schedule"]),
-    )
-    print_rows(rows, columns, as_json=as_json)
 
 
 def _as_dict(schedule: Schedule, last: RunSummary | None = None) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from torchx_kfp.entrypoints.cli.flags import (
 )
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
-from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import Submission
 
 if TYPE_CHECKING:
@@ -72,8 +71,6 @@ def submit_command(
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.host.submission import start_run
 
-    if view.quiet and view.verbose:
-        raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     earlier = inputs.read_resumed(output_dir, flags)
     host = connect(flags)
     prepared = prepare_submission(host, target, inputs, earlier)

@@ -130,11 +130,6 @@ class MessageHandler(logging.Handler):
         print_message(record.getMessage())
 
 
-def say_left_out(error: object) -> None:
-    """Name on stderr what cannot be read; the command goes on without it."""
-    print_message(f"Left out: {error}")
-
-
 def for_stderr(text: str) -> str:
     """Return lines for stderr: their colors end with each line, or are removed if stderr does not accept colors."""
     if "\x1b" not in text:

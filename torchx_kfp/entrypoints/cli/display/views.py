@@ -19,7 +19,7 @@ from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.entrypoints.cli.display.frame import OutputTails, frame
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, is_capable, json_ready, wants_colors
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
-from torchx_kfp.errors import ArgumentError, TorchxKfpError
+from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished, RunStarted, StageFinished, encode
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.watch import Terminal, Watch, messages
@@ -35,12 +35,7 @@ def view_of(run: RunState, options: ViewOptions) -> View:
         run: the state that the view updates.
         options: ``quiet`` shows nothing; ``verbose`` prints lines instead of a picture, with the inputs and outputs of
             stages; ``as_json`` prints events as JSON, besides the view.
-
-    Raises:
-        ArgumentError: both ``quiet`` and ``verbose`` are given.
     """
-    if options.quiet and options.verbose:
-        raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
     if options.quiet:
         return View(run, as_json=options.as_json)
