@@ -6,7 +6,6 @@ import contextlib
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -29,40 +28,32 @@ _COMPARISON = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A comparison of ``--where``: ``loss < 0.1``. The value has quotes, or no spaces."""
+def _parse(text: str) -> tuple[str, str, str]:
+    """Return the name, the operator and the value of a comparison: ``loss < 0.1``. The value has quotes, or no spaces.
 
-    name: str
-    operator: str
-    value: str
+    Raises:
+        UsageError: it is something else.
+    """
+    found = _COMPARISON.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if not found:
+        raise click.UsageError(
+            f"--where {text!r} is not NAME OPERATOR VALUE, such as 'loss < 0.1' or 'note == \"two words\"'. The "
+            f"operators are {' '.join(_OPERATORS)}; several --where must all hold. For anything else, use --json."
+        )
+    value = found["value"]
+    return found["name"], found["operator"], value[1:-1] if value[0] in "\"'" else value
 
-    @classmethod
-    def parse(cls, text: str) -> Condition:
-        """Return the comparison in a word of the command line.
 
-        Raises:
-            UsageError: it is something else.
-        """
-        found = _COMPARISON.fullmatch(text.strip()) if len(text) <= _LONGEST else None
-        if not found:
-            raise click.UsageError(
-                f"--where {text!r} is not NAME OPERATOR VALUE, such as 'loss < 0.1' or 'note == \"two words\"'. The "
-                f"operators are {' '.join(_OPERATORS)}; several --where must all hold. For anything else, use --json."
-            )
-        value = found["value"]
-        return cls(found["name"], found["operator"], value[1:-1] if value[0] in "\"'" else value)
-
-    def holds(self, value: Any) -> bool:
-        """Tell whether the comparison is true of a value. Values of different types differ, and have no order."""
-        other: Any = _number(self.value)
-        if isinstance(value, bool):
-            other = {"true": True, "false": False}.get(self.value.lower())
-        elif isinstance(value, str) and (other is None or self.operator in _EQUALITY):
-            other = self.value
-        if isinstance(value, bool | str) != isinstance(other, bool | str) or other is None:
-            return self.operator == "!="
-        return bool(_OPERATORS[self.operator](value, other))
+def _holds(value: Any, operator: str, text: str) -> bool:
+    """Tell whether a comparison is true of a value. Values of different types differ, and have no order."""
+    other: Any = _number(text)
+    if isinstance(value, bool):
+        other = {"true": True, "false": False}.get(text.lower())
+    elif isinstance(value, str) and (other is None or operator in _EQUALITY):
+        other = text
+    if isinstance(value, bool | str) != isinstance(other, bool | str) or other is None:
+        return operator == "!="
+    return bool(_OPERATORS[operator](value, other))
 
 
 def _number(text: str) -> int | float | None:
@@ -90,10 +81,10 @@ def select(
     Raises:
         UsageError: a comparison is malformed, or no row has a value with this name.
     """
-    conditions = list(map(Condition.parse, where))
+    conditions = list(map(_parse, where))
     names = {*known, *(name for values in rows.values() for name in values)}
     orders = [(sort, False) if sort in names else (sort.removeprefix("-"), sort.startswith("-")) for sort in sorts]
-    for wanted in [*(each.name for each in conditions), *(name for name, _ in orders)] if rows else []:
+    for wanted in [*(name for name, _, _ in conditions), *(name for name, _ in orders)] if rows else []:
         if wanted not in names:
             there = sorted(names.difference(known))
             hint = did_you_mean(wanted, there) or f" The names here: {listed(there, 20) or 'none'}."
@@ -101,7 +92,7 @@ def select(
     keys = [
         key
         for key, values in rows.items()
-        if all(any(map(each.holds, values.get(each.name, ()))) for each in conditions)
+        if all(any(_holds(it, sign, text) for it in values.get(name, ())) for name, sign, text in conditions)
     ]
     for name, descending in reversed(orders):
         keys = _in_order({key: rows[key].get(name, ()) for key in keys}, descending=descending)
