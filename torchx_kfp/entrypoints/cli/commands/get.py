@@ -212,36 +212,31 @@ def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> s
         return str(url)
     pipeline = record.load()
     stages = {each.name: each for each in known_stages(pipeline, complete_arguments(pipeline, record.arguments))}
-    if stage is None:
-        urls = {name: each.workspace for name, each in stages.items() if workspace_digest(each.workspace)}
-        if len(set(urls.values())) == 1:
-            return next(iter(urls.values()))
-        if urls:
-            names = listed(f"{record.run_id}/{name}" for name in urls)
-            raise ArgumentError(f"The stages of the run {record.run_id} have different code. Name one: {names}.")
+    task = (stage or "").partition("[")[0]
+    wanted = [name for name in stages if stage is None or task in (name, name.rpartition("/")[2])]
+    if not wanted:
         raise ArgumentError(
-            f"No code travelled with the run {record.run_id}: it was started without --workspace, and its images have "
-            "the code."
+            f"{stage!r} is not a stage of the run {record.run_id}.{did_you_mean(task, stages)} Stages: "
+            f"{listed(stages, 20)}."
         )
-    wanted = stage.partition("[")[0]
-    found = [name for name in stages if name == wanted or name.rpartition("/")[2] == wanted]
-    if len(found) != 1:
-        what = "is several stages" if found else "is not a stage"
-        raise ArgumentError(
-            f"{stage!r} {what} of the run {record.run_id}.{did_you_mean(wanted, stages)} Stages: "
-            f"{listed(found or stages, 20)}."
-        )
-    url = stages[found[0]].workspace
-    if "{{$" in url:  # of another stage
-        invocation = source.invocation(found[0] + stage[len(wanted) :])
-        container = invocation.component.container
-        words = resolve_command(container.words if container else (), Facts(parameters=dict(invocation.inputs)))
-        url = next(filter(None, workspaces_in(words)), "")
-    if not url:
-        raise ArgumentError(
-            f"No code travelled with the stage {record.run_id}/{found[0]}: it has the code of its image."
-        )
-    return url
+    urls = {name: stages[name].workspace for name in wanted}
+    for name, url in urls.items():
+        if stage is not None and "{{$" in url:  # of another stage
+            invocation = source.invocation(name + stage[len(task) :])
+            container = invocation.component.container
+            words = resolve_command(container.words if container else (), Facts(parameters=dict(invocation.inputs)))
+            urls[name] = next(filter(None, workspaces_in(words)), "")
+    urls = {name: url for name, url in urls.items() if workspace_digest(url) or (url and stage is not None)}
+    if len(set(urls.values())) > 1:
+        names = listed(f"{record.run_id}/{name}" for name in urls)
+        raise ArgumentError(f"The stages of the run {record.run_id} have different code. Name one: {names}.")
+    if not urls:
+        why = "it was started without --workspace, and its images have the code"
+        if stage is not None:
+            why = "it has the code of its image"
+        name = "/".join(filter(None, [record.run_id, stage]))
+        raise ArgumentError(f"No code travelled with the {'run' if stage is None else 'stage'} {name}: {why}.")
+    return next(iter(urls.values()))
 
 
 def _file_of_git(names: Collection[str]) -> str | None:
