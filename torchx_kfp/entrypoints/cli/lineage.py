@@ -78,18 +78,9 @@ def _as_json(lineage: Lineage, results: Results, recorder: Recorder) -> dict[str
             "code": list(map(asdict, code)),
         }
 
-    def link(it: Link) -> dict[str, Any]:
-        artifacts = list(map(vars, it.artifacts))
-        return {
-            "source": it.source,
-            "run_id": it.run_id,
-            "alias": it.alias,
-            "artifacts": artifacts,
-            "named": it.named,
-        }
-
+    links = [{**vars(it), "artifacts": list(map(vars, it.artifacts))} for it in lineage.links]
     nodes = list(map(node, dict.fromkeys(runs_of(lineage))))
-    return {"run_ids": list(lineage.run_ids), "nodes": nodes, "links": list(map(link, lineage.links))}
+    return {"run_ids": list(lineage.run_ids), "nodes": nodes, "links": links}
 
 
 def runs_of(lineage: Lineage) -> list[str]:

@@ -63,11 +63,6 @@ class Lookup:
     flags: Flags = field(default_factory=dict)
     base: str | None = None
 
-    @property
-    def words(self) -> list[str]:
-        """The options with which another command finds the same host."""
-        return host_words(self.flags)
-
     def find(self, run: str, *, changes: str = "", part: str = "", **reading: Any) -> RunReader | HostRun:
         """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
 
@@ -94,7 +89,7 @@ class Lookup:
         if run == LATEST and changes and not isinstance(source, RunReader):
             raise ArgumentError(
                 f"The latest run is on the KFP host, and may be another user's. If you mean it, name it: "
-                f"{this_command(changes, f'{source.run_id}{part}', *self.words)}"
+                f"{this_command(changes, f'{source.run_id}{part}', *host_words(self.flags))}"
             )
         return source
 
@@ -288,18 +283,9 @@ def names_host(flags: Flags) -> bool:
 def lists_host(flags: Flags) -> bool:
     """Tell whether a list of runs has those of a host: one is named, or set up and ``--output-dir`` is not given."""
     given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
-    return names_host(flags) or (not given and is_host_set_up())
-
-
-def is_host_set_up() -> bool:
-    """Tell whether the environment or the settings file names a host.
-
-    Raises:
-        HostSettingsError: a setting is wrong.
-    """
-    return names_host(vars(read_settings()))
+    return names_host(flags) or (not given and names_host(vars(read_settings())))
 
 
 def _is_host_known() -> bool:
     """Tell whether a host is set up, or this process runs in a cluster."""
-    return is_host_set_up() or bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+    return names_host(vars(read_settings())) or bool(os.environ.get("KUBERNETES_SERVICE_HOST"))

@@ -23,7 +23,6 @@ from torchx_kfp.tracking.recorder import parse_tags
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
-    from torchx_kfp.execution.runs.resume_plan import ResumePlan
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,12 @@ def show_dry_run(run: PreparedRun, *, as_json: bool) -> None:
         found = {
             name: {"digest": one.digest, "size": one.size, "files": sizes[name]} for name, one in run.workspaces.items()
         }
-        print_json({"workspaces": found, **({"plan": _plan_as_json(run.plan)} if run.plan else {})})
+        plan = {}
+        if run.plan:
+            steps = [{**vars(step), "kept_from": step.kept_from or None} for step in run.plan.steps]
+            others = {"dropped": run.plan.dropped, "notes": run.plan.notes}
+            plan = {"plan": {"resumes": run.plan.run_id, "stages": steps, **others}}
+        print_json({"workspaces": found, **plan})
     else:
         if run.plan:
             print_text(str(run.plan))
@@ -227,24 +231,6 @@ def show_dry_run(run: PreparedRun, *, as_json: bool) -> None:
             print_message(f"Workspace {name}:")
             print_files(sizes[name], one.digest, one.size)
     print_message("Dry run: nothing was stored or started.")
-
-
-def _plan_as_json(plan: ResumePlan) -> dict[str, Any]:
-    return {
-        "resumes": plan.run_id,
-        "stages": [
-            {
-                "name": step.name,
-                "stages": list(step.stages),
-                "kept_from": step.kept_from or None,
-                "reason": step.reason,
-                "changes": list(step.changes),
-            }
-            for step in plan.steps
-        ],
-        "dropped": list(plan.dropped),
-        "notes": list(plan.notes),
-    }
 
 
 def print_files(sizes: Mapping[str, int], digest: str, packed: int) -> None:

@@ -12,7 +12,7 @@ import click
 
 from torchx_kfp.common.text import listed
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
-from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.errors import ArgumentError, LocalRunError
 from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.execution.runs.journal import is_runner, is_running, read_pid
@@ -62,7 +62,7 @@ def cancel_command(run: str, lookup: Lookup) -> None:
                 f"The run {record.run_id} did not end within {patience:g} s after it was asked to. Its process is "
                 f"{read_pid(source.folder)}."
             )
-        again = this_command("watch", record.run_id, *lookup.words)
+        again = this_command("watch", record.run_id, *host_words(lookup.flags))
         print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
         return
     state = record.run.state

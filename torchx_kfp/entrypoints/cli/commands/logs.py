@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,12 +14,10 @@ from torchx_kfp.common.text import clean_line, did_you_mean, listed
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 from torchx_kfp.errors import ArgumentError, explain
+from torchx_kfp.execution.runs.events import StageStarted
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import open_log
 from torchx_kfp.execution.runs.vocabulary import State
-
-if TYPE_CHECKING:
-    from torchx_kfp.local import StageStarted
 
 _CHUNK = 1 << 16
 

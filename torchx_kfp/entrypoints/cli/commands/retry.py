@@ -6,7 +6,7 @@ import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
-from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.execution.runs.history import RunReader
 
 
@@ -35,7 +35,7 @@ def retry_command(
         folder = source.folder
         context.invoke(run_command, resumed=folder.name, output_dir=str(folder.parent))
         return
-    words = lookup.words
+    words = host_words(lookup.flags)
     source.retry()
     if watch:
         attach(source, words, ViewOptions())

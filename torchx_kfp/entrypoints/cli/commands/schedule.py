@@ -177,17 +177,12 @@ def delete_command(name: str, flags: Flags) -> None:
 
 def _as_dict(schedule: Schedule, last: RunSummary | None = None) -> dict[str, Any]:
     """Return a schedule, with its last run, for JSON."""
-    timing = schedule.timing
     return {
         "schedule": schedule.schedule_id,
         "name": schedule.name,
         "state": schedule.state,
-        "cron": timing.cron or None,
-        "every": timing.every,
-        "start": timing.start,
-        "end": timing.end,
-        "max_runs": timing.max_runs,
-        "catchup": timing.catchup,
+        **vars(schedule.timing),
+        "cron": schedule.timing.cron or None,
         "created": schedule.created or None,
         "last": last and {"run": last.run_id, "state": str(last.state), "scheduled": last.scheduled},
     }

@@ -23,7 +23,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 from torchx_kfp.entrypoints.cli.display.tables import print_facts
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lineage import show_lineage
-from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.entrypoints.cli.recorded import open_recorder, titled
 from torchx_kfp.entrypoints.cli.run_description import run_as_json
 from torchx_kfp.errors import ArgumentError, MissingResultsError, TrackerError, UnknownRunError
@@ -73,7 +73,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     run_id, *others = chosen.keys
     stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
     if len(stages) > 1:
-        place = [*lookup.words, "--tracker-base", located.base]
+        place = [*host_words(lookup.flags), "--tracker-base", located.base]
         one = this_command("show", f"{chosen.name}/{stages[0]}", *place)
         every = this_command("results", chosen.name, *place)
         raise UnknownRunError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.entrypoints.cli.flags import ViewOptions, view_options
-from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.execution.runs import output_dir_words
 from torchx_kfp.execution.runs.history import RunReader
 
@@ -22,5 +22,5 @@ def watch_command(run: str, view: ViewOptions, lookup: Lookup) -> None:
     from torchx_kfp.entrypoints.cli.display.summary import attach
 
     source = lookup.find(run)
-    words = output_dir_words(source.folder) if isinstance(source, RunReader) else lookup.words
+    words = output_dir_words(source.folder) if isinstance(source, RunReader) else host_words(lookup.flags)
     attach(source, words, view)
