@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,11 @@ from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Target
 from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import SUFFIXES, is_torchx_component
+from torchx_kfp.execution.pipeline.walk import known_stages
+from torchx_kfp.tracking import call
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.model.findings import Finding
     from torchx_kfp.local import Pipeline
 
 _PYTHON = ".py"
@@ -236,6 +239,19 @@ def _pipelines(module: ModuleType) -> dict[str, Any]:
     found = {name: value for name, value in vars(module).items() if isinstance(value, graph_component.GraphComponent)}
     own = {name: value for name, value in found.items() if value.pipeline_func.__module__ == module.__name__}
     return own or found
+
+
+def find_own_functions(pipeline: Pipeline) -> Iterator[Finding]:
+    """Yield findings about stages that call a function of a file that this process has imported for its pipelines."""
+    from torchx_kfp.execution.model.findings import Finding, Kind
+
+    for place in known_stages(pipeline, {}):
+        words = place.facts.application
+        module = sys.modules.get(words[4]) if words[1:4] == ("-m", call.__name__, "-m") else None
+        if module is not None and _pipelines(module):
+            file = os.path.basename(str(module.__file__))
+            text = f"calls a function of {file}, which needs kfp in its image. Move the function to a file of its own"
+            yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
 
 
 def _choose(module: ModuleType, name: str | None, file: str) -> Any:

@@ -22,7 +22,7 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], st
     KFP's backend (as seen on KFP 2.17) or cannot run on this machine, each with a way out. Exits with 2 if
     `torchx-kfp run` would reject the pipeline.
     """
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_target, split_words
+    from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target, split_words
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
     from torchx_kfp.execution.model.checks import of_arguments, of_replicas
     from torchx_kfp.execution.model.findings import REFUSED, Kind
@@ -32,7 +32,7 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], st
     pipeline = load_target(target)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
     findings = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
-    findings += check_size(measure(pipeline))
+    findings += [*find_own_functions(pipeline), *check_size(measure(pipeline))]
     in_order = list(Kind)
     for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):
         print_text(f"{finding.kind.value}: {finding}")
