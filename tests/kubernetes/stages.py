@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from click.testing import CliRunner
 from torchx.specs import AppDef
 
 from tests.contract.carried.behaviours import CompiledStage, outputs, python
@@ -14,8 +15,7 @@ from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.manifests import container
 from tests.kubernetes.namespaces import PIPELINE_RUNNER, Namespace
 from tests.kubernetes.waiting import until
-from torchx_kfp import engines
-from torchx_kfp.entrypoints.cli.commands.rbac import rights_text
+from torchx_kfp.entrypoints.cli import cli
 
 #: The annotation with the node of a workflow that a pod is, as it was seen on a cluster, in its first attempt.
 NODE = (
@@ -51,7 +51,8 @@ def give_rights(namespace: Namespace, engine: str, account: str) -> None:
 
 def grant(namespace: Namespace, engine: str, account: str = PIPELINE_RUNNER) -> None:
     """Give an account what ``torchx-kfp rbac`` prints for the engine."""
-    for manifest in yaml.safe_load_all(rights_text(engines.ENGINES[engine], account, namespace.name)):
+    words = ["rbac", "--engine", engine, "--service-account", account, "--namespace", namespace.name]
+    for manifest in yaml.safe_load_all(CliRunner().invoke(cli, words).stdout):
         namespace.create(manifest)
 
 

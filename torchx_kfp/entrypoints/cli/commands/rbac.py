@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from torchx_kfp.entrypoints.cli.display.printing import print_text
 from torchx_kfp.entrypoints.cli.flags import refuse_empty
-
-if TYPE_CHECKING:
-    from torchx_kfp.authoring.engines import Engine
 
 _GROUP = "rbac.authorization.k8s.io"
 
@@ -54,31 +49,22 @@ def rbac_command(engine: str, service_account: str, namespace: str) -> None:
     \b
     torchx-kfp rbac --engine jobset --service-account default-editor --namespace PROFILE | kubectl apply -f -
     """
-    from torchx_kfp.authoring.engines import ENGINES
-
-    print_text(rights_text(ENGINES[engine], service_account, namespace))
-
-
-def rights_text(engine: type[Engine], service_account: str, namespace: str) -> str:
-    """Return the YAML of a Role with the launcher's rights, and of a RoleBinding that grants them.
-
-    Args:
-        engine: the engine of the stages.
-        service_account: the service account with which the stages run.
-        namespace: the namespace in which they run.
-    """
     import yaml
 
-    def manifest(kind: str, name: str, **content: object) -> dict[str, object]:
-        head = {"apiVersion": f"{_GROUP}/v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}}
+    from torchx_kfp.authoring.engines import ENGINES
+
+    kind = ENGINES[engine]
+
+    def manifest(of: str, name: str, **content: object) -> dict[str, object]:
+        head = {"apiVersion": f"{_GROUP}/v1", "kind": of, "metadata": {"name": name, "namespace": namespace}}
         return {**head, **content}
 
-    role = f"torchx-kfp-{engine.NAME}"
+    role = f"torchx-kfp-{kind.NAME}"
     # The launcher makes the object, finds that of an earlier attempt and becomes its owner, and deletes it. It creates
     # the object's companions, lists the replicas, and reads their logs.
     allowed = [
-        (engine.OBJECT[0].partition("/")[0], engine.OBJECT[2], ["create", "get", "patch", "delete"]),
-        *((*companion, ["create"]) for companion in engine.COMPANIONS),
+        (kind.OBJECT[0].partition("/")[0], kind.OBJECT[2], ["create", "get", "patch", "delete"]),
+        *((*companion, ["create"]) for companion in kind.COMPANIONS),
         ("", "pods", ["list"]),
         ("", "pods/log", ["get"]),
     ]
@@ -87,6 +73,5 @@ def rights_text(engine: type[Engine], service_account: str, namespace: str) -> s
     binding = {"roleRef": {"apiGroup": _GROUP, "kind": "Role", "name": role}, "subjects": [account]}
     remark = "# KFP's own service account, pipeline-runner, has all of these rights already.\n"
     manifests = [manifest("Role", role, rules=rules), manifest("RoleBinding", f"{role}-{service_account}", **binding)]
-    return (remark if engine.STOCK_RIGHTS else "") + str(
-        yaml.safe_dump_all(manifests, sort_keys=False, default_flow_style=None)
-    )
+    text = yaml.safe_dump_all(manifests, sort_keys=False, default_flow_style=None)
+    print_text(f"{remark if kind.STOCK_RIGHTS else ''}{text}")
