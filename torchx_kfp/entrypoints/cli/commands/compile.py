@@ -27,7 +27,7 @@ def compile_command(target: Target, output: str) -> None:
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import load_target
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
-    from torchx_kfp.execution.model.checks import of_arguments
+    from torchx_kfp.execution.model.checks import of_arguments, of_replicas
     from torchx_kfp.execution.model.findings import about_backends
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
 
@@ -37,9 +37,9 @@ def compile_command(target: Target, output: str) -> None:
             f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
             "machine, which only `torchx-kfp submit` stores. Use the parameter workspace (--workspace) in its place."
         )
-    size = measure(pipeline)
-    problems = [*check_pipeline(pipeline), *of_arguments(defaults_of(pipeline)), *check_size(size)]
-    findings = about_backends(problems)
+    size, arguments = measure(pipeline), defaults_of(pipeline)
+    problems = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
+    findings = about_backends([*problems, *check_size(size)])
     for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(remark)
     if output == "-":
