@@ -73,11 +73,11 @@ def get_command(
             if value:
                 raise click.UsageError(f"{name} is for artifacts, not for --code.")
         _get_code(run, folder, lookup, only_lists=only_lists)
-    elif only_lists or as_json:
-        [located] = lookup.locate(run)
+        return
+    [located] = lookup.locate(run)
+    if only_lists or as_json:
         _list(located, as_json=as_json)
     else:
-        [located] = lookup.locate(run)
         _get(run, located, folder or os.curdir, overwrite=overwrite)
 
 

@@ -139,7 +139,6 @@ def run_command(
     summarize(
         lambda: start(prepared, name=name or "", output_dir=folder, say=print_message, watch=shown, **options),
         shown,
-        view,
         pipeline=target.word or "",
         workspace=inputs.workspace or "",
     )

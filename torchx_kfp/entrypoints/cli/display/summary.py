@@ -91,7 +91,7 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions) -> Ru
             return unread(result)
         return [*last.corrupt, *_cached(last, result), *([] if last.corrupt else unread(result))]
 
-    return summarize(follow, view, options, notes=notes, words=words)
+    return summarize(follow, view, notes=notes, words=words)
 
 
 def _cached(record: RunRecord, result: RunResult) -> list[str]:
@@ -110,7 +110,6 @@ def _cached(record: RunRecord, result: RunResult) -> list[str]:
 def summarize(
     follow: Callable[[], RunResult],
     view: View,
-    options: ViewOptions,
     *,
     notes: Callable[[RunResult], Sequence[str]] | None = None,
     words: Sequence[str] = (),
@@ -121,8 +120,7 @@ def summarize(
 
     Args:
         follow: runs the pipeline, or waits until it has ended.
-        view: shows the run; its state is summarized if a signal ends the run.
-        options: whether to print only the table and errors, and whether to leave out the table.
+        view: shows the run; its state is summarized if a signal ends the run, and its options say how much is printed.
         notes: returns sentences about the table, which are printed below it. Default: ``unread``.
         words: the options with which commands find a run on a host again.
         pipeline: the pipeline and the folder with its code that the user has named, to resume the run.
@@ -140,7 +138,7 @@ def summarize(
         return [*_forgotten_code(result, arguments, "started"), *ways]
 
     def end(result: RunResult) -> None:
-        if not options.as_json:
+        if not view.options.as_json:
             print_stages(result.stages)
         for sentence in (notes or unread)(result):
             print_message(sentence)
@@ -156,15 +154,15 @@ def summarize(
                 ending.code if isinstance(ending, SystemExit) and isinstance(ending.code, int) else 128 + signal.SIGINT
             )
             print_message(f"Run {result.run_id} was ended by {signal.Signals(code - 128).name}.")
-            if not options.quiet and result.folder is not None:
+            if not view.options.quiet and result.folder is not None:
                 print_message("\n".join([f"Logs and outputs are in {result.folder}", *ways_on(result)]))
         raise
     end(result)
-    if not options.quiet:
+    if not view.options.quiet:
         took = f"{result.state}, {duration(result.duration)}"
         place = result.link if result.folder is None else f"logs and outputs are in {result.folder}"
         print_message(f"Run {result.run_id} ({took}): {place}")
-    if not options.as_json:
+    if not view.options.as_json:
         recorded = [stage for stage in result.stages if stage.results and stage.run_id]
         bases = list(dict.fromkeys(str(stage.tracker_base) for stage in recorded))
         for base in bases:
@@ -173,12 +171,12 @@ def summarize(
             if result.folder is not None and len(bases) == 1:
                 place_words = output_dir_words(result.folder)
             print_message(f"See the results again: {this_command('results', result.run_id, *place_words)}")
-        if not options.quiet and result.folder is not None:
+        if not view.options.quiet and result.folder is not None:
             page = this_command("report", result.run_id, *output_dir_words(result.folder))
             print_message(f"Write the run as a page: {page}")
     if result.state is State.FAILED:
         failure = for_stderr(describe_failure(result, view.printed))
-        raise StageFailedError("\n".join([failure, *([] if options.quiet else ways_on(result))]))
+        raise StageFailedError("\n".join([failure, *([] if view.options.quiet else ways_on(result))]))
     return result
 
 

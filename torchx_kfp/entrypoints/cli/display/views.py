@@ -38,20 +38,20 @@ def view_of(run: RunState, options: ViewOptions) -> View:
     """
     is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
     if options.quiet:
-        return View(run, as_json=options.as_json)
+        return View(run, options)
     if not (options.verbose or options.as_json) and is_capable(sys.stderr) and is_utf8:
         return LiveView(run, Terminal(sys.stderr), colors=wants_colors())
-    return LineView(run, verbose=options.verbose, as_json=options.as_json)
+    return LineView(run, options)
 
 
 class View(Watch):
     """Follows a run for a command. It shows nothing itself, but knows the run's state, and may print JSON on stdout."""
 
-    def __init__(self, run: RunState, *, as_json: bool = False) -> None:
-        self.run = run
+    def __init__(self, run: RunState, options: ViewOptions) -> None:
+        self.run, self.options = run, options
         #: The stages whose lines were printed.
         self.printed: set[str] = set()
-        self._stdout = Terminal(sys.stdout) if as_json else None
+        self._stdout = Terminal(sys.stdout) if options.as_json else None
         self._has_files = True
 
     def on_event(self, event: Event) -> None:
@@ -86,16 +86,15 @@ class View(Watch):
 class LineView(View):
     """Prints the lines of stages and sentences about events on stderr."""
 
-    def __init__(self, run: RunState, *, verbose: bool, as_json: bool) -> None:
-        super().__init__(run, as_json=as_json)
+    def __init__(self, run: RunState, options: ViewOptions) -> None:
+        super().__init__(run, options)
         self._terminal = Terminal(sys.stderr)
-        self._verbose = verbose
 
     def on_event(self, event: Event) -> None:
         super().on_event(event)
         # The summary says how the run has ended.
         if not isinstance(event, RunFinished):
-            self._terminal.write_lines([for_stderr(line) for line in messages(event, verbose=self._verbose)])
+            self._terminal.write_lines([for_stderr(line) for line in messages(event, verbose=self.options.verbose)])
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
         self.printed.add(stage)
@@ -134,7 +133,7 @@ class LiveView(View):
     """Shows a run as a picture that rich redraws, below what others write to stderr."""
 
     def __init__(self, run: RunState, terminal: Terminal, *, colors: bool) -> None:
-        super().__init__(run)
+        super().__init__(run, ViewOptions())
         self._output = OutputTails()
         self._console = _Console(terminal, colors=colors)
         # Two threads change the run and a third one reads it, which must not block them while it writes.
