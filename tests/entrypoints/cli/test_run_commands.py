@@ -18,7 +18,7 @@ from kfp import dsl
 from tests.entrypoints.cli.conftest import Call
 from tests.execution.host.calling import wait_until
 from tests.execution.local.components import shell
-from tests.execution.report.runs import append_events, write_events
+from tests.execution.report.runs import append_events, play, write_events
 from tests.programs import Process, Program
 from torchx_kfp.local import (
     Event,
@@ -207,3 +207,16 @@ def test_the_log_of_a_cached_stage_whose_run_is_gone(call: Call, project: Path) 
     # Only the stages that have a log are shown.
     done = call("logs", newest.run_id)
     assert (done.returncode, done.stdout) == (0, "shell-2 | here\n")
+
+
+def test_a_task_of_a_nested_pipeline_names_the_logs_of_its_loop(call: Call, project: Path) -> None:
+    folder = project / "local_outputs" / "nested-1"
+    play(folder, ["inner/fit[0]", "inner/fit[1]", "fit"])
+    events = folder / "events.jsonl"
+    events.write_text(events.read_text().replace('"inner/fit"', '"fit"'))  # the name of the task
+    for pod in ("inner-fit-0_1", "inner-fit-1_1", "fit_1"):
+        (folder / pod).mkdir()
+        (folder / pod / "log.txt").write_text(f"{pod}\n")
+    both = "inner/fit[0] | inner-fit-0_1\ninner/fit[1] | inner-fit-1_1\n"
+    assert call("logs", "nested-1/inner/fit").stdout == both
+    assert call("logs", "nested-1/fit").stdout == "fit_1\n"

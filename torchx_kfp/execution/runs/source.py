@@ -195,16 +195,31 @@ def choose_stage(record: RunRecord, stage: str | None) -> str:
         what = f"{len(failed):,} stages of the run {record.run_id} failed" if failed else _none_failed(record)
         candidates = [f"{record.run_id}/{name}" for name in failed or there]
         raise ArgumentError(f"{what}. Name the stage: {listed(candidates, 10) or 'there are none yet'}.")
-    found = [stage] if stage in there else [name for name in there if is_execution(name, stage)]
-    found = found or list(filter(None, [run.stage_of_pod(stage)]))
+    found = stages_named(record, stage)
     if len(found) == 1:
         return found[0]
     if found:
         raise ArgumentError(
             f"{stage!r} is {len(found):,} stages of the run {record.run_id}. Name one: {listed(found)}."
         )
+    raise no_stage(record, stage)
+
+
+def stages_named(record: RunRecord, stage: str) -> list[str]:
+    """Return the names of the stages that have begun and that a user means: by a name, indices, a task, or a pod."""
+    run, there = record.run, record.run.by_name
+    if stage in there:
+        return [stage]
+    executions = [name for name in there if is_execution(name, stage)]
+    of_task = [name for name, it in there.items() if it.task == stage]
+    return executions or of_task or list(filter(None, [run.stage_of_pod(stage)]))
+
+
+def no_stage(record: RunRecord, stage: str) -> ArgumentError:
+    """Return the error about a stage that a run does not have, or not yet."""
+    there = list(record.run.by_name)
     problems = f" {' '.join(record.corrupt)}" if record.corrupt and not there else ""
-    raise ArgumentError(
+    return ArgumentError(
         f"There is no stage {stage!r} in the run {record.run_id}, or it has not begun.{did_you_mean(stage, there)} "
         f"Stages: {listed(there) or 'none yet'}.{problems}"
     )

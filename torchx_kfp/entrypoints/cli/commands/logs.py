@@ -10,13 +10,14 @@ from pathlib import Path
 
 import click
 
-from torchx_kfp.common.text import clean_line, did_you_mean, listed
+from torchx_kfp.common.text import clean_line
 from torchx_kfp.entrypoints.cli.display.printing import is_read, print_bytes, print_message, print_text, this_command
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.runs.events import StageStarted
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import open_log
+from torchx_kfp.execution.runs.source import no_stage, stages_named
 from torchx_kfp.execution.runs.vocabulary import State
 
 _CHUNK = 1 << 16
@@ -95,10 +96,7 @@ class _Choice:
 
     def stages(self, record: RunRecord) -> list[str]:
         """Return the names of the chosen stages that are already known."""
-        known = record.run.by_name
-        if self._stage is None or self._stage in known:
-            return list(known) if self._stage is None else [self._stage]
-        return [stage.name for stage in known.values() if stage.task == self._stage]
+        return list(record.run.by_name) if self._stage is None else stages_named(record, self._stage)
 
     def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
         """Yield stages and their logs, in the order in which they started; a cached stage has that of another run."""
@@ -126,11 +124,7 @@ class _Choice:
             raise ArgumentError(f"No stage of the run {record.run_id} has a log: no stage was started.")
         stages = self.stages(record)
         if not stages:
-            there = list(record.run.by_name)
-            raise ArgumentError(
-                f"There is no stage {self._stage!r} in the run {record.run_id}, or it has not begun."
-                f"{did_you_mean(self._stage, there)} Its stages: {listed(there) or 'none yet'}."
-            )
+            raise no_stage(record, self._stage)
         attempts = sum(len(record.run.attempts_at(name)) for name in stages)
         if self._attempt and attempts:
             raise ArgumentError(
