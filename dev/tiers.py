@@ -22,7 +22,7 @@ TIERS = {
     "examples": ("components", "pipelines", "tests/cases/examples.py", "tests/components"),
     "load": ("torchx_kfp/tracking/disk.py", "torchx_kfp/tracking/objects.py", "torchx_kfp/tracking/store.py"),
     "mlflow": ("torchx_kfp/tracking/backends", "pipelines/experiments.py"),
-    "browser": ("torchx_kfp/execution/report", "torchx_kfp/entrypoints/cli/ui", "tests/execution/report"),
+    "browser": ("torchx_kfp/execution/report", "torchx_kfp/entrypoints/cli/commands/ui", "tests/execution/report"),
     "containers": ("torchx_kfp/contract", "torchx_kfp/execution/local/executors", "tests/containers"),
     "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines", "tests/kubernetes"),
     "lowest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),

@@ -14,8 +14,8 @@ from click.core import ParameterSource
 
 from tests.execution.report.runs import Page, shown
 from tests.programs import Process, Program
+from torchx_kfp.entrypoints.cli.commands.ui.application import Application
 from torchx_kfp.entrypoints.cli.lookup import Lookup
-from torchx_kfp.entrypoints.cli.ui.application import Application
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def ui_command(port: int, no_browser: bool, lookup: Lookup) -> None:
     require("ui", "torchx-kfp ui")
     import waitress
 
-    from torchx_kfp.entrypoints.cli.ui.application import Application
+    from torchx_kfp.entrypoints.cli.commands.ui.application import Application
 
     token = secrets.token_urlsafe(24)
     application = Application(lookup, token)

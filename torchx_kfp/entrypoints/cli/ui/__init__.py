@@ -1,1 +1,0 @@
-"""The page of runs that ``torchx-kfp ui`` serves on this machine."""
