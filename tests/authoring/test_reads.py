@@ -73,6 +73,15 @@ def test_run_ids_of_all_kinds(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("item", [{"run": "a/b/c", "lr": 0.1}, {"lr": 0.1, "run": "a/b/c"}])
+def test_a_field_of_a_loop_over_constants(item: dict[str, Any], tmp_path: Path) -> None:
+    def pipeline(mode: str) -> None:
+        with dsl.ParallelFor([item]) as one, dsl.If(mode == "a"):
+            stage(SHOW, reads={"old": one.run})
+
+    assert parents(pipeline, tmp_path) == {"old": "old"}
+
+
 def test_nothing_to_read() -> None:
     def pipeline() -> None:
         for number, reads in enumerate(([], {}, None, ())):

@@ -205,7 +205,8 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
         if getattr(loop, "loop_argument", None) is not channel.loop_argument:
             # KFP passes a field of a constant item into a group inside the loop only together with the item.
             loop_item = _reference(channel.loop_argument, where)
-    return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), loop_item)
+    key = f"{channel.task_name or ''};{channel.name}"
+    return Reference(key, channel, _short_name(channel), ir_type(channel), loop_item)
 
 
 def _check_field(channel: pipeline_channel.PipelineChannel, where: str) -> None:
@@ -218,12 +219,6 @@ def _check_field(channel: pipeline_channel.PipelineChannel, where: str) -> None:
                 f"{where} contains the field {channel.subvar_name!r}, which no item of the loop has."
                 f"{did_you_mean(channel.subvar_name, fields)} Their fields: {', '.join(map(repr, fields))}."
             )
-
-
-def channel_key(channel: pipeline_channel.PipelineChannel) -> str:
-    """Return a key that distinguishes the channel from others of its pipeline."""
-    kind = "collected " if isinstance(channel, dsl.Collected) else ""
-    return f"{kind}{channel.task_name or ''};{channel.name}"
 
 
 def _with_true_type(channel: pipeline_channel.PipelineChannel) -> pipeline_channel.PipelineChannel:

@@ -9,10 +9,7 @@ from kfp import dsl
 from kfp.dsl import pipeline_channel
 
 from torchx_kfp.authoring.channels import (
-    channel_here,
-    channel_key,
     contains_channel,
-    ir_type,
     parse,
     parse_checked,
 )
@@ -153,35 +150,26 @@ def _source(what: object, where: str) -> ReadSource:
         if any(map(is_list, sources)):
             raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in its own alias.")
         return tuple(source for source in sources if not isinstance(source, tuple))
-    if isinstance(what, str):
-        parts = parse(what, where)
-        if len(parts) > 1:
-            raise ReadsError(
-                f"{where} is {what!r}, text with a pipeline channel inside. Pass the task or the channel itself."
-            )
-        if not isinstance(parts[0], Reference):
-            return _run_id(what, where)
-        what = parts[0].argument
-    if isinstance(what, pipeline_channel.PipelineChannel):
-        return _channel_source(what, where)
-    raise ReadsError(
-        f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a channel "
-        "or a string)."
-    )
-
-
-def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> ReadSource:
-    collected = isinstance(channel, dsl.Collected)
-    item = channel.output if collected else channel
-    kind = ir_type(item)
-    if kind != "STRING" and (collected or kind != "LIST"):
+    if not isinstance(what, str | pipeline_channel.PipelineChannel):
         raise ReadsError(
-            f"{where} is {_show(item)} of type {kind}, which is not a run id. Give a task, "
+            f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a "
+            "channel or a string)."
+        )
+    item = what.output if isinstance(what, dsl.Collected) else what
+    parts, collected = parse(item, where), item is not what
+    if len(parts) > 1:
+        raise ReadsError(
+            f"{where} is {what!r}, text with a pipeline channel inside. Pass the task or the channel itself."
+        )
+    (source,) = parts
+    if isinstance(source, str):
+        return _run_id(source, where)
+    if source.type != "STRING" and (collected or source.type != "LIST"):
+        raise ReadsError(
+            f"{where} is {_show(source.argument)} of type {source.type}, which is not a run id. Give a task, "
             "dsl.Collected(task.outputs['run_id']), or a channel for a run id or a list of run ids."
         )
-    if not collected:
-        channel = channel_here(channel, where)
-    return Reference(channel_key(channel), channel, channel.name, "LIST" if collected else kind)
+    return Reference(f"collected {source.key}", what, source.name, "LIST") if collected else source
 
 
 def _run_id(text: str, where: str) -> str:
