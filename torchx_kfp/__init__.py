@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torchx_kfp import local as local
     from torchx_kfp import tracking as tracking
     from torchx_kfp.authoring import engines as engines
-    from torchx_kfp.authoring.importing import artifact_from_uri
     from torchx_kfp.authoring.stages import (
         Stages,
+        artifact_from_uri,
         component_from_app,
         component_from_function,
         component_spec_from_app,
@@ -44,12 +44,6 @@ __all__ = [
 ]
 
 _MODULES = {"engines": "authoring.engines", **{name: name for name in ("errors", "host", "hpo", "local", "tracking")}}
-#: The modules of the authoring functions, which load kfp and torchx.
-_AUTHORING = {
-    name: "importing" if name == "artifact_from_uri" else "stages"
-    for name in __all__
-    if name not in ("__version__", "current_run")
-}
 
 
 def __getattr__(name: str) -> object:
@@ -57,11 +51,11 @@ def __getattr__(name: str) -> object:
         return import_module(f"{__name__}.{_MODULES[name]}")
     if name == "current_run":
         return import_module(f"{__name__}.tracking").current_run
-    if name in _AUTHORING:
+    if name in __all__:  # an authoring function, which loads kfp and torchx
         from torchx_kfp.common.extras import require
 
         require("pipelines", f"{__name__}.{name}")
-        return getattr(import_module(f"{__name__}.authoring.{_AUTHORING[name]}"), name)
+        return getattr(import_module(f"{__name__}.authoring.stages"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,6 +1,6 @@
 """Turn an AppDef into a stage plan (pure data), and the plan into a KFP component or task.
 
-The public functions are in ``stages`` and ``importing``. On its way from an AppDef to the compiled file, a stage has
+The public functions are in ``stages``. On its way from an AppDef to the compiled file, a stage has
 five forms:
 
 ``StageOptions``   its options (``options``), of which ``Stages`` has those that stages share. ``variables``, ``reads``

@@ -1,4 +1,7 @@
-"""The public functions: ``Stages`` makes tasks and components from AppDefs, and so do functions without it."""
+"""The public functions: ``Stages`` makes tasks and components from AppDefs, and so do functions without it.
+
+``artifact_from_uri`` makes artifacts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.authoring import emit
-from torchx_kfp.authoring.channels import contains_channel
+from torchx_kfp.authoring.channels import contains_channel, parse
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import is_input_name
@@ -28,7 +31,7 @@ from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.command import METRICS, UI_METADATA
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
+from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 
 #: The options of a task that publishes results.
 _OF_PUBLISHER = ("cache", "inline", "secrets", "tracker_base")
@@ -102,7 +105,7 @@ class Stages(StageOptions):
                     f"{what} needs a tracker base, under which results are stored: Stages(tracker_base=...).task(app, "
                     f"{what}=...), or task_from_app(app, tracker_base=..., {what}=...)."
                 )
-        check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
+        _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
         return emit.make_task(plan_stage(app, stage))
 
     def python(
@@ -184,7 +187,7 @@ class Stages(StageOptions):
             OutputsError: a result or an artifact cannot be an output of KFP.
             ChannelError: a channel is used where its value cannot be filled in.
         """
-        check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
+        _check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
         given = {option: shared.pop(option, getattr(self, option)) for option in _OF_PUBLISHER}
         if shared:
             raise TypeError(f"publish() got an unexpected keyword argument {min(shared)!r}")
@@ -343,7 +346,61 @@ def component_from_function(fn: Callable[..., specs.AppDef], /, **options_and_co
     return Stages().component_from_function(fn, **options_and_constants)
 
 
-def check_in_pipeline(function: str, otherwise: str) -> None:
+def artifact_from_uri(
+    uri: str | Channel, artifact_class: type[dsl.Artifact] = dsl.Artifact, *, metadata: Mapping[str, Any] | None = None
+) -> Any:
+    """Make a KFP artifact with this URI, for KFP's own components and for KFP's lineage.
+
+    If a stage registers an artifact by its URL, KFP's artifact has a different URI: that of a small file that names the
+    URL. An artifact that this function makes has the URI itself::
+
+        evaluated = task_from_app(app, tracker_base=tracker_base, results={"model_uri": str})
+        deploy(model=artifact_from_uri(evaluated.outputs["model_uri"], dsl.Model))
+
+    KFP downloads it before it starts a component that takes it, with the credentials of the ConfigMap ``kfp-launcher``.
+    If they do not grant access, the component fails.
+
+    Args:
+        uri: the URI, such as ``s3://models/7``: a constant, or an output, a parameter or a loop item that is a string.
+        artifact_class: ``dsl.Model``, ``dsl.Dataset`` or another artifact class.
+        metadata: the artifact's metadata, which must be constants.
+
+    Returns:
+        The artifact, to pass to a component.
+
+    Raises:
+        OutputsError: the metadata contains a channel.
+        ChannelError: the URI is text with a channel inside, or not a string.
+    """
+    _check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
+    if contains_channel(dict(metadata or {})):
+        raise OutputsError(f"metadata of artifact_from_uri is {metadata!r}. Give constants, which KFP can write.")
+    first, *rest = parse(uri, "uri")
+    kind = first.type if isinstance(first, Reference) else "STRING"
+    if rest or first == "" or kind != "STRING":
+        raise ChannelError(
+            f"uri is {str(uri)!r} of type {kind}. Give a URI such as 's3://models/7', or a channel that is the whole "
+            "URI: let the stage record it as a result."
+        )
+    given = first.argument if isinstance(first, Reference) else first
+
+    # On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. So it is put into a
+    # nested pipeline, whose parameter can be either.
+    def body(uri: str) -> Any:
+        return dsl.importer(artifact_uri=uri, artifact_class=artifact_class, metadata=dict(metadata or {})).output
+
+    body.__doc__ = "An artifact by its URI"
+    body.__annotations__ = {"uri": str, "return": artifact_class}
+    # KFP does not allow defining a pipeline while another one is being defined.
+    around, pipeline_context.Pipeline._default_pipeline = pipeline_context.Pipeline._default_pipeline, None
+    try:
+        component = dsl.pipeline(name="artifact-from-uri")(body)
+    finally:
+        pipeline_context.Pipeline._default_pipeline = around
+    return component(uri=given).output
+
+
+def _check_in_pipeline(function: str, otherwise: str) -> None:
     """Refuse to make a task where no pipeline is being defined, and none runs with ``kfp.local``."""
     if not pipeline_context.Pipeline.get_default_pipeline() and not config.LocalExecutionConfig.instance:
         raise AppDefError(f"{function} must be called inside a function decorated with kfp.dsl.pipeline; {otherwise}.")
