@@ -309,14 +309,12 @@ class Stages(StageOptions):
         return plan
 
 
-task_from_app = Stages().task
+_STAGES = Stages()
+task_from_app = _STAGES.task
 #: The name of this function in TorchX's own adapter.
 container_from_app = task_from_app
-
-
-def publish_results(task: Readable, results: Results | None = None, *, image: str, **options: Any) -> dsl.PipelineTask:
-    """Make a task that publishes the records of another stage: see ``Stages.publish``."""
-    return Stages().publish(task, results, image=image, **options)
+publish_results = _STAGES.publish
+component_from_function = _STAGES.component_from_function
 
 
 def component_from_app(app: specs.AppDef, ui_metadata: UiMetadata | None = None, **options: Any) -> StageComponent:
@@ -324,7 +322,7 @@ def component_from_app(app: specs.AppDef, ui_metadata: UiMetadata | None = None,
 
     ``ui_metadata`` is the second argument, as in TorchX's own adapter.
     """
-    return Stages().component(app, ui_metadata=ui_metadata, **options)
+    return _STAGES.component(app, ui_metadata=ui_metadata, **options)
 
 
 def component_spec_from_app(app: specs.AppDef, **options: Any) -> str:
@@ -338,12 +336,7 @@ def component_spec_from_app(app: specs.AppDef, **options: Any) -> str:
             "component_spec_from_app compiles a file, which KFP cannot do while a pipeline is being defined. Call it "
             "outside the pipeline function, or use component_from_app or task_from_app inside."
         )
-    return emit.component_yaml(Stages().component(app, **options))
-
-
-def component_from_function(fn: Callable[..., specs.AppDef], /, **options_and_constants: Any) -> StageComponent:
-    """Make a KFP component from a TorchX component function: see ``Stages.component_from_function``."""
-    return Stages().component_from_function(fn, **options_and_constants)
+    return emit.component_yaml(_STAGES.component(app, **options))
 
 
 def artifact_from_uri(
