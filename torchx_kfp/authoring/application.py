@@ -110,8 +110,8 @@ def role_application(
         app: the AppDef, whose name is ``${app_id}``.
         role: one of its roles.
         options: the options of the stage.
-        replicas: whether the role may have several replicas: ``${replica_id}`` becomes ``REPLICA``, next to which text
-            is not checked, and an engine sets the host of replica 0.
+        replicas: whether the role may have several replicas: ``${replica_id}`` becomes ``REPLICA``, and an engine sets
+            the host of replica 0.
     """
     where = f"role {role.name!r}"
     of_stage = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if options.tracker_base is not None else ()
@@ -144,7 +144,7 @@ def role_application(
             raise AppDefError(f"env of {where} has the name {key!r}, which a variable cannot have.")
         check_word(key, f"A name in env of {where}")
         place = f"env[{key!r}] of {where}"
-        parts = _check(read(value, place), place)
+        parts = check_text(read(value, place), place)
         if _FIELD_PATH and isinstance(parts[0], str) and parts[0].startswith(_FIELD_PATH):
             if len(parts) > 1:
                 raise ChannelError(
@@ -161,14 +161,10 @@ def role_application(
     env.update({variable: (reference,) for variable, reference in expanded.items()})
     if options.inputs:
         env[protocol.STAGE_INPUTS] = (":".join(options.inputs),)
-    args = [_check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
+    args = [check_text(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     image = parse_checked(role.image, f"image of {where}")
     starter = _unpacking(role_workspace(role, options))
     return Application((entrypoint, *args), env, field_paths, image, starter, (LAUNCHER_FAILED,) if starter else ())
-
-
-def _check(parts: Text, place: str) -> Text:
-    return parts if REPLICA in parts else check_text(parts, place)  # the launcher's words are checked
 
 
 def _unpacking(workspace: Text) -> list[Text]:

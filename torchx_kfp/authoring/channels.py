@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 
 from kfp import dsl
 from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
 from kfp.dsl.types import type_utils
 
-from torchx_kfp.authoring.references import PARAMETER, PYTHON_TYPES, Reference, Text, check_word, parameter
+from torchx_kfp.authoring.references import PARAMETER, PYTHON_TYPES, REPLICA, Reference, Text, check_word, parameter
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import find_rewritten
 from torchx_kfp.errors import AppDefError, ChannelError
@@ -117,8 +118,14 @@ def parse(value: object, where: str) -> Text:
 
 
 def check_text(parts: Text, where: str) -> Text:
-    """Return the parts if they arrive unchanged: constant text can be escaped, but text next to a channel cannot."""
-    for part, follower in zip(parts, (*parts[1:], None), strict=True):
+    """Return the parts if they arrive unchanged: constant text can be escaped, but text next to a channel cannot.
+
+    The index of a replica is no channel: the launcher gets the text around it in words of their own.
+    """
+    if REPLICA in parts:
+        at = parts.index(REPLICA)
+        return (*check_text(parts[:at], where), REPLICA, *check_text(parts[at + 1 :], where))
+    for part, follower in itertools.pairwise((*parts, None)):
         if not isinstance(part, str):
             continue
         check_word(part, where)

@@ -19,7 +19,7 @@ from torchx_kfp.authoring.appdef import (
     whole_number,
 )
 from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, pod_labels, role_application
-from torchx_kfp.authoring.channels import check_text, contains_channel, parse, parse_checked
+from torchx_kfp.authoring.channels import contains_channel, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
@@ -67,7 +67,7 @@ class _Words:
     def __init__(self) -> None:
         self.words: list[Text] = []
 
-    def place(self, parts: Text, where: str) -> list[int | None]:
+    def place(self, parts: Text) -> list[int | None]:
         """Return the numbers of the words that the text consists of, with None for the index of the replica."""
         placed: list[int | None] = []
         for is_index, run in itertools.groupby(parts, lambda part: part == REPLICA):
@@ -76,7 +76,7 @@ class _Words:
                 placed += [None for _ in word]
                 continue
             if word not in self.words:
-                self.words.append(check_text(word, where))
+                self.words.append(word)
             placed.append(self.words.index(word))
         return placed
 
@@ -93,11 +93,9 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
     words = _Words()
     described, pods = [], []
     for position, ((name, role), application) in enumerate(zip(roles.items(), applications, strict=True)):
-        where, count = f"role {role.name!r}", counts.get(role.name)
-        own = inherited if position == 0 else {}
+        count, own = counts.get(role.name), inherited if position == 0 else {}
         env = [
-            (variable, None if variable in own else words.place(parts, f"env[{variable!r}] of {where}"))
-            for variable, parts in application.env.items()
+            (variable, None if variable in own else words.place(parts)) for variable, parts in application.env.items()
         ]
         command = [*application.starter, *application.words]
         described.append(
@@ -108,10 +106,10 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
                 env=env,
                 ports=sorted({int(port) for port in (role.port_map or {}).values()}),
                 restarts=restarts_alone(role) or None,
-                command=[words.place(parts, f"an argument of {where}") for parts in command],
-                count=None if count is None else words.place(count, f"replicas of {where}")[0],
+                command=[words.place(parts) for parts in command],
+                count=None if count is None else words.place(count)[0],
                 least=None if count is None else _fewest(role),
-                image=None if is_constant(application.image) else words.place(application.image, f"image of {where}"),
+                image=None if is_constant(application.image) else words.place(application.image),
             )
         )
         pods.append(
