@@ -3,8 +3,8 @@
 The public functions are in ``stages``. On its way from an AppDef to the compiled file, a stage has
 five forms:
 
-``StageOptions``   its options (``options``), of which ``Stages`` has those that stages share. ``variables``, ``reads``
-                   and ``outputs`` parse those that have rules of their own
+``StageOptions``   its options (``options``), of which ``Stages`` has those that stages share. ``reads`` and ``outputs``
+                   parse two that have rules of their own
 ``Text``           each text of the AppDef and of the options, as constants and ``Reference``s to values that are known
                    only at run time (``references``); ``channels`` finds them, ``inline_code`` keeps them out of code
 ``Application``    what a pod runs and what it is like (``application``): a role's application, or the launcher that

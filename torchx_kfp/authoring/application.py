@@ -29,9 +29,14 @@ from torchx_kfp.authoring.appdef import (
 from torchx_kfp.authoring.channels import check_text, ir_type, parse, parse_checked
 from torchx_kfp.authoring.inline_code import expand_channels
 from torchx_kfp.authoring.naming import label_value
-from torchx_kfp.authoring.options import StageOptions
+from torchx_kfp.authoring.options import (
+    PROTOCOL_VARIABLES,
+    StageOptions,
+    check_variables,
+    secret_variables,
+    tracker_env,
+)
 from torchx_kfp.authoring.references import REPLICA, Text, check_word, is_constant, join_constants, parameter_text
-from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, check_variables, secret_variables, tracker_env
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.folders import folders_placeholder
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten, output_placeholder
@@ -163,13 +168,9 @@ def role_application(
         env[protocol.STAGE_INPUTS] = (":".join(options.inputs),)
     args = [check_text(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     image = parse_checked(role.image, f"image of {where}")
-    starter = _unpacking(role_workspace(role, options))
-    return Application((entrypoint, *args), env, field_paths, image, starter, (LAUNCHER_FAILED,) if starter else ())
-
-
-def _unpacking(workspace: Text) -> list[Text]:
-    """Return the words that start a program in a workspace; none if there is no workspace."""
-    return [*((word,) for word in workspace_words("")[:-1]), workspace] if workspace else []
+    workspace = role_workspace(role, options)
+    unpacker = [*((word,) for word in workspace_words("")[:-1]), workspace] if workspace else []
+    return Application((entrypoint, *args), env, field_paths, image, unpacker, (LAUNCHER_FAILED,) if workspace else ())
 
 
 def parse_workspace(workspace: object) -> Text:

@@ -22,11 +22,6 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 
 refuse_operations()
 
-#: KFP's names for the types of parameters, by those in Python.
-_SPEC_TYPES: dict[type[Any], str] = {
-    kind: type_utils.IR_TYPE_TO_IN_MEMORY_SPEC_TYPE[name] for name, kind in PYTHON_TYPES.items()
-}
-
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
     """A stage as a KFP component. Its tasks have everything that the AppDef asks for.
@@ -114,7 +109,7 @@ def _spec_type(kind: type[Any]) -> str:
     """Return KFP's name for the type of a parameter, or for a class of artifacts."""
     if issubclass(kind, dsl.Artifact):
         return str(type_utils.create_bundled_artifact_type(kind.schema_title, kind.schema_version))
-    return _SPEC_TYPES[kind]
+    return str(type_utils.get_canonical_type_name_for_type(kind))
 
 
 def _pipeline_of(plan: StagePlan) -> Any:

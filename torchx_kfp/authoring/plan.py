@@ -13,13 +13,12 @@ from torchx_kfp.authoring.application import Application, env_words, pod_labels,
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
-from torchx_kfp.authoring.options import StageOptions
+from torchx_kfp.authoring.options import PROTOCOL_VARIABLES, Secrets, StageOptions, check_variables
 from torchx_kfp.authoring.outputs import parse_outputs, parse_ui_metadata
 from torchx_kfp.authoring.reads import TrackerBase, is_list, parse_reads, parse_tracker_base
 from torchx_kfp.authoring.references import Reference, Text
 from torchx_kfp.authoring.rendering import Inputs, digest, encode
 from torchx_kfp.authoring.replicas import launcher
-from torchx_kfp.authoring.variables import PROTOCOL_VARIABLES, Secrets, check_variables
 from torchx_kfp.contract import command
 from torchx_kfp.contract.command import UI_METADATA, Outputs
 from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, stage_value
@@ -149,7 +148,8 @@ def _plan(
     sources = parse_reads(options.reads)
     parents = inputs.render_reads(sources, by_alias=isinstance(options.reads, Mapping))
     base = inputs.render(parse_tracker_base(options.tracker_base))
-    starter = [*_publisher(published, options), *map(inputs.render, application.starter)]
+    publisher = command.carried_program("publisher", inline=options.inline)
+    starter = [*(published.words(publisher) if published else ()), *map(inputs.render, application.starter)]
     words, mask, moved = encode(variables, starter, application.words, inputs, move=tracked)
     image = inputs.render_image(application.image)
 
@@ -182,11 +182,6 @@ def _plan(
         secrets=options.secrets or {},
         cache=options.cache,
     )
-
-
-def _publisher(published: Outputs | None, options: StageOptions) -> tuple[str, ...]:
-    """Return the words of the program that publishes these outputs."""
-    return published.words(command.carried_program("publisher", inline=options.inline)) if published else ()
 
 
 def _needs_python(application: Application, published: Outputs | None) -> str:

@@ -23,10 +23,9 @@ from torchx_kfp.authoring.channels import contains_channel, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine
 from torchx_kfp.authoring.engines.engine import marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
-from torchx_kfp.authoring.options import StageOptions
+from torchx_kfp.authoring.options import StageOptions, tracker_env
 from torchx_kfp.authoring.pods import pod_template
 from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant
-from torchx_kfp.authoring.variables import tracker_env
 from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import carried_program, launcher_words
