@@ -232,13 +232,6 @@ TRACKERS: list[Row] = [
     (component(trackers={"my-tracker": "x"}), "'my-tracker'", "ASCII", "'TORCHX_TRACKER_MY-TRACKER_CONFIG'", "None"),
     (component(trackers={"größe": "x"}), "ASCII", "'größe'", "'TORCHX_TRACKER_GRÖSSE_CONFIG'", "None"),
     (inside(lambda given: tracked(trackers={given.text: None})), "{{channel", "'module:function'", "Name"),
-    *(
-        (call, "trackers names 'mlflow' for a stage that is not tracked. Give it a tracker base: Stages")
-        for call in (
-            inside(lambda _: task_from_app(make_app(), trackers={"mlflow": None})),
-            lambda: component_from_app(make_app(), trackers={"mlflow": None}),
-        )
-    ),
     (
         lambda: component_from_app(
             make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"}), tracked=True, trackers={"mlflow": "http://mlflow:5000"}
@@ -348,6 +341,18 @@ READS: list[Row] = [
         for call in (
             inside(lambda _: task_from_app(make_app(), reads={"x": "a/b/c"})),
             inside(lambda _: Stages().task(make_app(), reads=Stages().task(make_app("first")))),
+        )
+    ),
+    *(
+        (
+            call,
+            "trackers needs a tracker base",
+            "Stages(tracker_base=...)",
+            "component_from_app(app, tracked=True, trackers",
+        )
+        for call in (
+            inside(lambda _: task_from_app(make_app(), trackers={"mlflow": None})),
+            lambda: component_from_app(make_app(), trackers={"mlflow": None}),
         )
     ),
     (inside(lambda _: tracked(tracker_base="")), "tracker_base", "''", "directory", "Use"),

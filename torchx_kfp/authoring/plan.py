@@ -66,12 +66,14 @@ def plan_stage(
     """
     options = options or StageOptions()
     check_app(app)
-    if options.trackers and options.tracker_base is None:
-        raise AppDefError(
-            f"trackers names {', '.join(map(repr, options.trackers))} for a stage that is not tracked. Give it a "
-            "tracker base: Stages(tracker_base=...).task(app), task_from_app(app, tracker_base=...), or "
-            "component_from_app(app, tracked=True)."
-        )
+    if options.tracker_base is None:
+        needing = {"reads": options.reads, "trackers": options.trackers}
+        for what in (*(name for name, value in needing.items() if value), *options.publishing):
+            raise ReadsError(
+                f"{what} needs a tracker base, under which results are stored: Stages(tracker_base=...).task(app, "
+                f"{what}=...), task_from_app(app, tracker_base=..., {what}=...), or component_from_app(app, "
+                f"tracked=True, {what}=...)."
+            )
     name = _stage_name(options, app.name)
     main, engine = app.roles[0], parse_engine(options.engine)
     application = launcher(app, options, engine, name) if engine else single_application(app, options)

@@ -99,12 +99,6 @@ class Stages(StageOptions):
             OutputsError: a result or an artifact cannot be an output of KFP.
         """
         stage = self.with_options(**options)
-        if stage.tracker_base is None:
-            for what in (*(["reads"] if stage.reads else []), *stage.publishing):
-                raise ReadsError(
-                    f"{what} needs a tracker base, under which results are stored: Stages(tracker_base=...).task(app, "
-                    f"{what}=...), or task_from_app(app, tracker_base=..., {what}=...)."
-                )
         _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
         return emit.make_task(plan_stage(app, stage))
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import configparser
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict  # noqa: UP035 (TorchX 0.7.0 knows no other)
 
 from torchx import specs
 
-from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import FLAGS, SUBMISSION, Submission
 
@@ -68,8 +67,8 @@ def parse_options(cfg: Mapping[str, Any]) -> Options:
     """Read the options that TorchX has resolved.
 
     Raises:
-        ArgumentError: there is no such engine, or a secret is not one.
-        AppDefError: the queue has no legal name.
+        ArgumentError: a queue has no engine, or a secret is not one.
+        AppDefError: there is no such engine.
     """
     given = {name: value for name, value in cfg.items() if value is not None}
     return Options(
@@ -99,15 +98,12 @@ def configured_options() -> dict[str, str]:
 
 
 def _engine(name: str, queue: str) -> Engine | None:
-    from torchx_kfp.authoring.engines import ENGINES
+    from torchx_kfp.authoring.engines import parse_engine
 
-    if not name:
-        if queue:
-            raise ArgumentError(f"queue is {queue!r}, but no engine is given. Give one, such as -cfg engine=job")
-        return None
-    if name not in ENGINES:
-        raise ArgumentError(f"engine is {name!r}.{did_you_mean(name, ENGINES)} Give one of {', '.join(ENGINES)}.")
-    return ENGINES[name](queue=queue or None)
+    engine = parse_engine(name or None)
+    if engine is None and queue:
+        raise ArgumentError(f"queue is {queue!r}, but no engine is given. Give one, such as -cfg engine=job")
+    return replace(engine, queue=queue or None) if engine else None
 
 
 def _secrets(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
