@@ -123,7 +123,10 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
             )
         )
     code = [protocol.CODE_URL] if any(application.starter for application in applications) else []
-    shared, volumes = tracker_env(options.trackers), _publisher_volumes(main, options)
+    shared = tracker_env(options.trackers)
+    # A publisher may have to read files on volumes. Without one, they would only bind the launcher's pod to a node.
+    mounts = [mount for mount in main.mounts if isinstance(mount, specs.VolumeMount) and not mount.read_only]
+    volumes = [(mount.src, mount.dst_path) for mount in mounts] if options.publishing else []
     short = component_name(stage)[:_LONGEST_STAGE].rstrip("-")
     specification = LauncherSpec(
         stage=short if short[0].isalpha() else f"s{short}"[:_LONGEST_STAGE].rstrip("-"),
@@ -156,15 +159,6 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
         # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
         task_config=("ENV", *(["KUBERNETES_VOLUMES"] if options.publishing else [])),
     )
-
-
-def _publisher_volumes(main: specs.Role, options: StageOptions) -> tuple[tuple[str, str], ...]:
-    """Return the volumes of the launcher's pod, whose publisher may have to read files there.
-
-    A launcher that publishes nothing has none: they would only bind it to a node.
-    """
-    mounts = [mount for mount in main.mounts if isinstance(mount, specs.VolumeMount) and not mount.read_only]
-    return tuple((mount.src, mount.dst_path) for mount in mounts) if options.publishing else ()
 
 
 def _check_roles(app: specs.AppDef) -> None:

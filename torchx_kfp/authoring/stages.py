@@ -28,8 +28,7 @@ from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
 from torchx_kfp.authoring.references import Channel, Reference, parameter
 from torchx_kfp.common.signatures import with_keywords
 from torchx_kfp.common.text import did_you_mean, listed
-from torchx_kfp.contract.command import METRICS, UI_METADATA
-from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
+from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 
@@ -277,21 +276,15 @@ class Stages(StageOptions):
             raise ReadsError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
         aliases = [check_alias(alias) for alias in reads]
         tracked = tracked or bool(aliases or stage.publishing)
-        taken = {
-            TRACKER_BASE: tracked,
-            RUN_ID: tracked,
-            METRICS: bool(stage.publishing),
-            TASK_CONFIG: stage.engine is not None,
-            UI_METADATA: stage.ui_metadata is not None,
-        }
-        own = [reference.name for reference in parameters]
-        _check_inputs([*own, *aliases], aliases, [name for name, is_taken in taken.items() if is_taken])
+        names = [*(reference.name for reference in parameters), *aliases]
         if tracked:
             sources: Any = {alias: parameter(alias, "STRING") for alias in aliases}
             base: Any = parameter(TRACKER_BASE, "STRING")
             stage = replace(stage, tracker_base=base, reads=sources)
             parameters = [*parameters, *sources.values(), base]
         plan = plan_stage(app, stage, parameters=parameters, description=description)
+        of_engine = [] if plan.pod.task_config is None else [TASK_CONFIG]
+        _check_inputs(names, aliases, [*([TRACKER_BASE] if tracked else []), *plan.outputs, *of_engine])
         for key, planned in plan.inputs.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
                 holders = [name for name in ("trackers", "replicas") if contains_channel(getattr(stage, name))]
