@@ -21,7 +21,7 @@ from torchx_kfp.local import run as run_here
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Source
 from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.entries import add_entry
-from torchx_kfp.tracking.lineage import Start, add_source, record_start
+from torchx_kfp.tracking.lineage import Start
 from torchx_kfp.tracking.store import Store
 
 RESULTS = {
@@ -99,7 +99,7 @@ def lineage(base: Path | str) -> FsspecResultTracker:
     tracker = FsspecResultTracker(base)
     store = tracker.store
     tracker["a-1/prepare/p"] = {"rows": 1000}
-    add_source(store, "a-1/prepare/p", Source("s3://datasets/digits", "raw"))
+    add_entry(store, "a-1/prepare/p", {"sources": [{"run_id": "s3://datasets/digits", "artifact": "raw"}]})
     for number in range(2):
         tracker[f"a-1/train/t{number}"] = {"accuracy": 0.5 + number / 4}
         add_artifact(store, f"a-1/train/t{number}", "model", f"s3://bucket/{'long/' * 9}{number}.pt", {"epochs": 3})
@@ -114,10 +114,12 @@ def lineage(base: Path | str) -> FsspecResultTracker:
     return tracker
 
 
-def declare(store: Store, run_id: str, parents: dict[str, list[str]]) -> None:
-    """Record the sources that a stage records at its start, but not the start itself."""
+def declare(store: Store, run_id: str, parents: dict[str, list[str]], start: Start | None = None) -> None:
+    """Record the sources that a stage records at its start, perhaps with the start itself."""
     sources = [Source(source, alias=alias) for alias, ids in parents.items() for source in ids]
-    add_entry(store, run_id, {"sources": list(map(vars, sources))}, "0-start")
+    add_entry(
+        store, run_id, {"sources": list(map(vars, sources)), **({"started": vars(start)} if start else {})}, "0-start"
+    )
 
 
 def sources_that_are_not_runs(folder: Path) -> None:
@@ -141,8 +143,8 @@ def half_a_result(folder: Path) -> None:
 
 def starts(folder: Path) -> None:
     store = FsspecResultTracker(folder / "base").store
-    record_start(store, "c-1/use/u", {"train": "c-1/train/t"}, Start(1e9, "node-3", "repo/use:1"))
-    record_start(store, "c-1/train/t", {}, Start(1e9 - 60, "node-2"))
+    declare(store, "c-1/use/u", {"train": ["c-1/train/t"]}, Start(1e9, "node-3", "repo/use:1"))
+    declare(store, "c-1/train/t", {}, Start(1e9 - 60, "node-2"))
 
 
 def two_runs(folder: Path) -> None:
@@ -263,7 +265,7 @@ def old_runs(folder: Path) -> None:
         tracker[key] = {"loss": 0.25, "note": "x" * 500}
     add_artifact(tracker.store, "old/train/1", "model", "s3://models/1", None)
     add_entry(tracker.store, "older/train/1", {"metadata": {"note": "without results"}})
-    add_source(tracker.store, "new/evaluate/1", Source("used/train/1"))
+    add_entry(tracker.store, "new/evaluate/1", {"sources": [{"run_id": "used/train/1"}]})
     add_entry(tracker.store, "used/train/1", {"metadata": {"note": "x"}})
     (folder / "base/notes").mkdir()
     (folder / "base/notes/todo.txt").write_text("buy milk")
@@ -282,7 +284,7 @@ def age(base: Path, *runs: str, days: float) -> None:
 def a_stage_that_goes_on(folder: Path) -> None:
     """Record the start of a stage of the run ``new``, which is 36 hours old."""
     start = Start(time.time() // 1 - 5400, "node-3")
-    record_start(FsspecResultTracker(folder / "base").store, "new/train/1", {}, start)
+    declare(FsspecResultTracker(folder / "base").store, "new/train/1", {}, start)
     age(folder / "base", "new/", days=1.5)
 
 
@@ -291,7 +293,7 @@ def many_old_runs(folder: Path) -> None:
     for number in range(45):
         tracker[f"run-20260101-120000-{number:06}/train/1"] = {"loss": 1}
     for number, user in enumerate(("new", "newer")):
-        add_source(tracker.store, f"{user}/s/1", Source(f"run-20260101-120000-{number:06}/train/1"))
+        declare(tracker.store, f"{user}/s/1", {"train": [f"run-20260101-120000-{number:06}/train/1"]})
     age(folder / "many", "run-", days=50)
 
 

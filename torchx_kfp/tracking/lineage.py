@@ -62,32 +62,14 @@ class Start:
     image: str | None = None
 
 
-def add_source(store: Store, run_id: str, source: Source) -> None:
-    """Record that a run uses a source. Recording it again changes nothing."""
-    add_entry(store, run_id, {"sources": [vars(source)]})
-
-
-def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunIds], start: Start | None = None) -> None:
-    """Record the start of a run and the sources that the pipeline declares, in one entry.
-
-    Args:
-        store: the store of the tracker base.
-        run_id: the run.
-        parents: the run id, or the run ids of a fan-in, by alias. Empty run ids are left out.
-        start: the start, by default here and now.
-
-    Raises:
-        KeyRefusedError: the store cannot hold an entry about this run id.
-    """
-    sources = [
+def declared_sources(parents: Mapping[str, protocol.RunIds]) -> list[Source]:
+    """Return the runs that a stage reads as the pipeline declares it. Empty run ids are left out."""
+    return [
         Source(source, alias=alias)
         for alias, ids in parents.items()
         for source in ([ids] if isinstance(ids, str) else ids)
         if source
     ]
-    fields: dict[str, object] = {"sources": list(map(vars, sources))} if sources else {}
-    fields["started"] = vars(start or Start(time.time(), os.uname().nodename))
-    add_entry(store, run_id, fields, _START)
 
 
 def rank(environ: Mapping[str, str] = os.environ) -> int:
@@ -97,7 +79,8 @@ def rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def record_start_once(store: Store, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
-    """Record the start of this stage and the runs that it reads, once. Of torchrun's ranks, only the first does so.
+    """Record the start of this stage and the runs that it reads, once, in one entry. Of torchrun's ranks, the first
+    does so.
 
     Raises:
         TrackerError: the tracker base cannot be written, so results could not be recorded either.
@@ -105,9 +88,11 @@ def record_start_once(store: Store, context: protocol.StageContext, environ: Map
     what = (store.base, context.run_id, "start")
     if what in _recorded or rank(environ) != 0:
         return
-    start = Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None)
+    sources = declared_sources(context.parents)
+    fields: dict[str, object] = {"sources": list(map(vars, sources))} if sources else {}
+    fields["started"] = vars(Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None))
     try:
-        record_start(store, context.run_id, context.parents, start)
+        add_entry(store, context.run_id, fields, _START)
     except KeyRefusedError as error:  # results can still be recorded under such a name
         _logger.warning(_NO_LINEAGE, context.run_id, error)
     except TrackerError as error:
@@ -124,7 +109,7 @@ def record_use_once(store: Store, run_id: str, source: Source) -> None:
     if what in _recorded:
         return
     try:
-        add_source(store, run_id, source)
+        add_entry(store, run_id, {"sources": [vars(source)]})
         _recorded.add(what)
     except TrackerError as error:
         _logger.warning(_NO_LINEAGE, run_id, error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -421,7 +420,5 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         from torchx_kfp.tracking.backends.mlflow import create
 
         mlflow = create(context.trackers[_MLFLOW])
-        reads = ([ids] if isinstance(ids, str) else ids for ids in context.parents.values())
-        mlflow.will_read(context.run_id, filter(None, itertools.chain.from_iterable(reads)))
     record_start_once(tracker.store, context, environ)
     return Run(context.run_id, tracker, context.parents, mlflow=mlflow, is_main_process=is_main)

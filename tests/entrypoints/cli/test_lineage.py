@@ -6,8 +6,8 @@ import pytest
 
 from tests.programs import Program
 from tests.transcripts.given import declare, lineage
-from torchx_kfp.tracking import FsspecResultTracker, Source
-from torchx_kfp.tracking.lineage import add_source
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.entries import add_entry
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def test_fan_ins_of_fan_ins_and_long_chains(call: Program, project: Path) -> Non
     store = FsspecResultTracker(project / "base").store
     for level in range(1, 300):
         declare(store, f"deep/s{level}/1", {"before": [f"deep/s{level - 1}/{number}" for number in range(3)]})
-        add_source(store, f"deep/s{level}/1", Source(f"deep/s{level - 1}/1"))
+        add_entry(store, f"deep/s{level}/1", {"sources": [{"run_id": f"deep/s{level - 1}/1"}]})
     shown = call("show", "--lineage", "--tracker-base", "base", "deep/s299/1").stdout.splitlines()
     assert len(shown) < 120
     assert sum("... and more; --json shows all" in line for line in shown) == 1

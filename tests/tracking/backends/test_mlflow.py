@@ -261,16 +261,21 @@ def test_artifacts_are_uploaded_or_registered(
 def test_what_a_run_reads_is_recorded_after_a_failure(
     tracker: Any, client: MlflowClient, experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker.will_read(RUN, ["run/prepare/1"])
+    sources = [f"run/prepare/{number}" for number in range(150)]
+    for name, text in environ("base", RUN, {"prepare": sources}, {"mlflow": None}).items():
+        monkeypatch.setenv(name, text)
     with monkeypatch.context() as patch:
-        patch.setattr(tracker._client, "log_batch", lambda *_, tags, **__: 1 / (not tags))
+        patch.setattr(tracker._client, "create_run", lambda *_, **__: 1 / 0)
         tracker.add_metadata(RUN, loss=1.0)
     tracker._paused_until = 0
     tracker.add_metadata(RUN, loss=2.0)
-    tags = the_run(client, experiment).data.tags
-    assert [json.loads(text)["run_id"] for name, text in tags.items() if name.startswith("torchx.source.")] == [
-        "run/prepare/1"
-    ]
+    tracker.add_metadata("run/other/1", loss=2.0)
+    tags = {run.info.run_name: run.data.tags.items() for run in runs(client, experiment)}
+    found = {
+        run: [json.loads(text)["run_id"] for name, text in tags[run] if name.startswith("torchx.source.")]
+        for run in tags
+    }
+    assert {run: sorted(found[run]) for run in found} == {"train/pod-1": sorted(sources), "other/1": []}
 
 
 @pytest.mark.parametrize(
@@ -316,9 +321,7 @@ def test_the_experiment_is_the_one_of_mlflows_variables(
     assert recorded(client, "torchx-kfp", f"{stage}/1") == {"a": 2.0, "from_None": 1.0, "from_": 1.0}
     client.delete_experiment(identifier)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", experiment)
-    tracker = trackers(mlflow_server)
-    tracker._known_experiment = None  # as in another process
-    tracker.add_metadata("run/other/1", a=1)
+    trackers(mlflow_server).add_metadata("run/other/1", a=1)
     assert re.search(says(f"'{experiment}'", "deleted", "results under the tracker base are complete"), caplog.text)
 
 

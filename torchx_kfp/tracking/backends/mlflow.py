@@ -21,13 +21,14 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torchx_kfp.common.extras import install_line
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.contract import protocol
+from torchx_kfp.errors import NotInStageError, TrackerError
 from torchx_kfp.tracking.curves import Point
-from torchx_kfp.tracking.lineage import rank
+from torchx_kfp.tracking.lineage import declared_sources, rank
 
 try:
     from mlflow import MlflowClient
@@ -45,7 +46,7 @@ _URI, _EXPERIMENT_NAME, _EXPERIMENT_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIME
 #: ``localhost:5000``, which MLflow would take for a folder.
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 #: The experiment for stages that do not name one. A stage does not know the name of its pipeline.
-DEFAULT_EXPERIMENT = "torchx-kfp"
+_DEFAULT_EXPERIMENT = "torchx-kfp"
 
 #: The prefix of this project's tags. MLflow reserves its own in the same way.
 _OWN = "torchx."
@@ -73,16 +74,14 @@ def _copies(record: Callable[..., None]) -> Callable[..., None]:
                 return
             try:
                 record(self, run_id, *given, **named)
-                if left := self._sources.get(run_id):
-                    self._add_sources(run_id, left)
-                    self._sources[run_id] = ()
             except Exception as error:
                 ended = time.monotonic()
                 self._paused_until = ended + _PAUSE * (ended - started)
                 kind = type(error).__qualname__
                 _warn_once(
-                    f"The tracker 'mlflow' failed, and lacks records of the run {run_id!r}; the results under the "
-                    f"tracker base are complete. Further errors of this kind are not shown. {kind}: {error}",
+                    f"The tracker 'mlflow' failed, and lacks records of the run {run_id!r} in the experiment "
+                    f"{self._experiment!r}; the results under the tracker base are complete. Further errors of this "
+                    f"kind are not shown. {kind}: {error}",
                     kind,
                 )
 
@@ -94,20 +93,17 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
 
     Args:
         tracking_uri: the URI of the server.
-        experiment: the name of the experiment. It is created if it does not exist.
-        experiment_id: the id of the experiment, which takes precedence over the name.
+        experiment: the name of the experiment, which is created if it does not exist, or its id.
+        is_id: whether it is the id.
         is_main: whether this is the first process of its stage; others record nothing.
     """
 
-    def __init__(
-        self, tracking_uri: str, experiment: str, experiment_id: str | None = None, *, is_main: bool = True
-    ) -> None:
+    def __init__(self, tracking_uri: str, experiment: str, *, is_id: bool = False, is_main: bool = True) -> None:
         # A client of a database creates its tables, which several processes cannot do at once.
         self._client: Any = MlflowClient(tracking_uri=tracking_uri) if is_main else None
         self._experiment = experiment
-        self._known_experiment = experiment_id
+        self._is_id = is_id
         self._open: dict[str, str] = {}  # by run id
-        self._sources: dict[str, Iterable[str]] = {}  # likewise, those that are not recorded yet
         self._parameters: dict[tuple[str, str], str] = {}
         self._last_time = 0
         self._last_steps: dict[tuple[str, str], int] = {}
@@ -171,16 +167,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     @_copies
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
         """Record that the run reads another run."""
-        self._add_sources(run_id, [source_id], artifact_name)
-
-    def will_read(self, run_id: str, sources: Iterable[str]) -> None:
-        """Take note of what a run reads, to record it with the first other record."""
-        self._sources.setdefault(run_id, dict.fromkeys(sources))
-
-    def _add_sources(self, run_id: str, sources: Iterable[str], artifact_name: str | None = None) -> None:
-        texts = [_to_json({"run_id": source, "artifact_name": artifact_name}) for source in sources]
-        tags = [RunTag(f"{_OWN}source.{_digest(text)}", text) for text in texts]
-        self._client.log_batch(self._run(run_id), tags=tags)
+        self._client.log_batch(self._run(run_id), tags=[RunTag(*_source_tag(source_id, artifact_name))])
 
     def _cannot_read(self, *args: object, **options: object) -> NoReturn:
         """Refuse to read.
@@ -203,32 +190,26 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         if run_id not in self._open:
             # The characters are special in strings of MLflow's filters. Pipelines' run ids do not have any.
             value = run_id.replace("%", "%25").replace("'", "%27").replace("\\", "%5C")
-            experiment = self._experiment_id()
+            experiment = self._experiment if self._is_id else self._find_experiment()
             if found := self._client.search_runs([experiment], f"tags.`{RUN_ID_TAG}` = '{value}'"):
                 self._client.update_run(found[0].info.run_id, status="RUNNING")
             else:
                 run, _, name = run_id.partition("/")
                 tags = {RUN_ID_TAG: value, f"{_OWN}pipeline_run": run}
                 tags |= {f"{_OWN}stage": name.partition("/")[0]} if name else {}
+                tags |= dict(map(_source_tag, _declared_sources(run_id)))
                 found = [self._client.create_run(experiment, tags=tags, run_name=name or run_id)]
             self._open[run_id] = found[0].info.run_id
             self._parameters |= {(run_id, key): text for key, text in found[0].data.params.items()}
         return self._open[run_id]
 
-    def _experiment_id(self) -> str:
-        if self._known_experiment is None:
+    def _find_experiment(self) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            with contextlib.suppress(MlflowException):  # another stage may be faster
+                return str(self._client.create_experiment(self._experiment))
             found = self._client.get_experiment_by_name(self._experiment)
-            if found is None:
-                with contextlib.suppress(MlflowException):  # another stage may be faster
-                    self._client.create_experiment(self._experiment)
-                found = self._client.get_experiment_by_name(self._experiment)
-            if found is None or found.lifecycle_stage != "active":
-                raise TrackerError(
-                    f"The experiment {self._experiment!r} was deleted in MLflow, or cannot be created. Restore it, or "
-                    f"name another one in {_EXPERIMENT_NAME}."
-                )
-            self._known_experiment = found.experiment_id
-        return str(self._known_experiment)
+        return str(found.experiment_id)
 
     def _end(self) -> None:
         """Tell MLflow how this process has ended."""
@@ -261,11 +242,11 @@ def create(config: str | None = None) -> MlflowTracker:
         )
     if _HOST.fullmatch(uri):
         raise TrackerError(f"The tracking URI {uri!r} of the tracker \"mlflow\" has no protocol. Write 'http://{uri}'.")
-    name = os.environ.get(_EXPERIMENT_NAME)
-    identifier = None if name else os.environ.get(_EXPERIMENT_ID) or None
+    name, identifier = os.environ.get(_EXPERIMENT_NAME), os.environ.get(_EXPERIMENT_ID)
     uri = os.path.expanduser(uri)  # MLflow would make a folder named "~"
     try:
-        return _tracker(uri, name or DEFAULT_EXPERIMENT, identifier, is_main=rank() == 0)
+        experiment = name or identifier or _DEFAULT_EXPERIMENT
+        return _tracker(uri, experiment, is_id=not name and bool(identifier), is_main=rank() == 0)
     except Exception as error:  # MLflow's own, and those of a database's driver
         raise TrackerError(
             f'The tracker "mlflow" cannot be used ({type(error).__name__}: {error}). Check its URI, or leave it out of '
@@ -274,6 +255,20 @@ def create(config: str | None = None) -> MlflowTracker:
 
 
 _tracker = functools.cache(MlflowTracker)
+
+
+def _declared_sources(run_id: str) -> list[str]:
+    """Return the runs that a run reads as the pipeline declares it, if it is that of this process."""
+    with contextlib.suppress(NotInStageError):
+        context = protocol.decode(os.environ)
+        if context.run_id == run_id:
+            return [source.run_id for source in declared_sources(context.parents)]
+    return []
+
+
+def _source_tag(source_id: str, artifact_name: str | None = None) -> tuple[str, str]:
+    text = _to_json({"run_id": source_id, "artifact_name": artifact_name})
+    return f"{_OWN}source.{_digest(text)}", text
 
 
 def _name_for_mlflow(name: str) -> str:

@@ -15,14 +15,9 @@ from torchx.tracker import api
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import NotInStageError
 from torchx_kfp.tracking.artifacts import add_artifact
-from torchx_kfp.tracking.lineage import Lineage, Source, add_source, record_start_once
+from torchx_kfp.tracking.lineage import Lineage, Source, record_start_once
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.records import read_lineage
-from torchx_kfp.tracking.store import Store
-
-
-class AppLineage(Lineage, api.Lineage):  # type: ignore[misc]
-    """The lineage of a run, in a form that TorchX also accepts."""
 
 
 class StageTracker(api.TrackerBase):  # type: ignore[misc]
@@ -39,11 +34,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
 
     def __init__(self, tracker_base: str | os.PathLike[str]) -> None:
         self._recorder = Recorder(tracker_base)
-
-    @property
-    def store(self) -> Store:
-        """The store of the tracker base."""
-        return self._recorder.store
+        self.store = self._recorder.store
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
         """Register an artifact. A local path is made absolute, because readers may be in another folder."""
@@ -64,16 +55,16 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
         """Record that the run uses another run or an external source, and which of its artifacts."""
-        add_source(self.store, run_id, Source(source_id, artifact_name or None))
+        self._recorder.add(run_id, {"sources": [vars(Source(source_id, artifact_name or None))]})
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[api.TrackerSource]:
         """Return the sources of the run, each once. With a name, return only those with this artifact."""
         found = self._recorder.record(run_id, "sources").sources
         return [api.TrackerSource(it.run_id, it.artifact) for it in found if artifact_name in (None, "", it.artifact)]
 
-    def lineage(self, run_id: str) -> AppLineage:
+    def lineage(self, run_id: str) -> Lineage:
         """Return the lineage of the run, over all pipelines that use the tracker base."""
-        return AppLineage(**vars(read_lineage(self.store, [run_id])))
+        return read_lineage(self.store, [run_id])
 
     def run_ids(self, **filters: str) -> Iterable[str]:
         """Return the runs with artifacts, metadata or sources, sorted. Runs that have only results are left out."""
