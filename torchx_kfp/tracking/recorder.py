@@ -53,7 +53,9 @@ __all__ = [
     "Trial",
     "describe_code",
     "is_replay",
+    "pack_folders",
     "parse_tags",
+    "read_workspace",
 ]
 
 #: The folder for the code of schedules: their ids are in the place of run ids.
@@ -86,17 +88,6 @@ class Recorder(FsspecResultTracker):
     def folder(self) -> str | None:
         """The directory of a local tracker base as an absolute path, and None for another store."""
         return self.store.folder if isinstance(self.store, DiskStore) else None
-
-    def pack_workspace(
-        self, folder: str | os.PathLike[str] | Mapping[str, str], without: Iterable[str] = ()
-    ) -> PackedWorkspace:
-        """Return the files of a folder, or of several, ready to be stored; see ``pack_folders``."""
-        folders = folder if isinstance(folder, Mapping) else {os.fspath(folder): ""}
-        return pack_folders(self.store, folders, without)
-
-    def read_workspace(self, digest: str) -> bytes:
-        """Return the archive of a workspace; see ``read_workspace``."""
-        return read_workspace(self.store, digest)
 
     def add(self, run_id: str, fields: Mapping[str, object], *, last: bool = False) -> None:
         """Record something about a run, or a whole pipeline run; ``records.Record`` has the fields.

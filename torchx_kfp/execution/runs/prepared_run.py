@@ -35,7 +35,7 @@ from torchx_kfp.execution.runs.resume_record import read_record, whole_pipeline
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.stage_code import changed_files, name_code
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
-from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, parse_tags
+from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, pack_folders, parse_tags, read_workspace
 
 #: A run that can be resumed: its id, its folder, its result, or a run on a host.
 Resumable: TypeAlias = Union[RunSource, RunResult, str, "os.PathLike[str]"]
@@ -238,7 +238,8 @@ def _changed_files(earlier: EarlierRun, stages: Iterable[ScopedTask], archive: b
     before = {stage.name: stage for stage in known if stage.workspace == url}
     both = {stage.name: (before[stage.name], stage) for stage in stages if stage.name in before}
     try:
-        return changed_files(both, Recorder.open(earlier.record.absolute_base(base)).read_workspace(digest), archive)
+        store = Recorder.open(earlier.record.absolute_base(base)).store
+        return changed_files(both, read_workspace(store, digest), archive)
     except (TorchxKfpError, OSError, ValueError):  # it is gone, or is somebody else's
         return {}
 
@@ -268,13 +269,13 @@ def _pack(
             f"parameter {WORKSPACE_PARAMETER} (--workspace) in place of Role.workspace."
         )
     place = _recorder(pipeline, next((str(base) for base in bases if base), ""), directory)
-    packed = {placeholder: place.pack_workspace(folders, without) for placeholder, folders in wanted.items()}
+    packed = {placeholder: pack_folders(place.store, folders, without) for placeholder, folders in wanted.items()}
     workspaces = {listed(wanted[placeholder]): workspace for placeholder, workspace in packed.items()}
     if wanted:
         urls = {placeholder: workspace.url for placeholder, workspace in packed.items()}
         pipeline = pipeline_from_text(fill_in_folders(pipeline.text, urls), pipeline.name)
     if folder is not None:
-        workspaces[folder] = place.pack_workspace(folder, without)
+        workspaces[folder] = pack_folders(place.store, {os.fspath(folder): ""}, without)
     return pipeline, workspaces
 
 

@@ -28,7 +28,7 @@ from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, titled
 from torchx_kfp.errors import TrackerError, WorkspaceError
-from torchx_kfp.tracking.recorder import Search
+from torchx_kfp.tracking.recorder import Search, read_workspace
 
 #: The kinds of facts, in the order of their rows; those of a metric of steps follow one another.
 _KINDS = {"parameter": 0, "tag": 1, "search": 2, "result": 3, "last": 4, "min": 4, "max": 4, "metadata": 5, "cached": 6}
@@ -289,5 +289,5 @@ def _digest(located: Recorded, run: str) -> str | None:
 
 def _files(located: Recorded, digest: str) -> dict[str, tuple[object, ...]]:
     """Return what tells the files of an archive of code apart, by name."""
-    archive = located.recorder.read_workspace(digest)
+    archive = read_workspace(located.recorder.store, digest)
     return {it.name: (it.mode & 0o100, it.linkname, bytes(content(archive, it))) for it in members(archive)}
