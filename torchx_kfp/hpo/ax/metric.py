@@ -83,10 +83,8 @@ def _run_ids(recorder: Recorder, handle: str) -> list[str]:
     """
     scheduler, session, app = specs.parse_app_handle(handle)
     if scheduler == "kfp":
-        # An attempt that has only logged steps so far has no results.
-        found = dict.fromkeys([*recorder.keys(app), *recorder.run_ids(app)])
-        starts = {run_id: record.started for run_id, record in recorder.records([app], "started").items()}
-        return sorted(found, key=lambda run_id: start.time if (start := starts.get(run_id)) else 0.0, reverse=True)
+        written = recorder.written(app)
+        return sorted(written, key=lambda run_id: (written[run_id], run_id), reverse=True)
     # kubernetes: <namespace>:<app>, aws_batch: <queue>:<app>, gcp_batch: <project>:<location>:<app>
     name = app.rpartition(":")[2]
     if scheduler == "ray":
