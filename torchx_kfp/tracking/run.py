@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.text import SuggestingDict, describe_unknown, did_you_mean, shown
@@ -59,7 +59,7 @@ class Run:
         reads: Mapping[str, protocol.RunIds] | None = None,
         *,
         reader: str | None = None,
-        together: _Together | None = None,
+        fetch_all: Callable[[], Mapping[str, dict[str, Result]]] | None = None,
         mlflow: MlflowTracker | None = None,
         is_main_process: bool = True,
     ) -> None:
@@ -67,7 +67,7 @@ class Run:
         self._tracker = tracker
         self._reads = reads  # None for a run that another one reads
         self._reader = reader  # the run that reads it
-        self._together = together  # fetches results with those of others
+        self._fetch_all = fetch_all  # fetches results with those of others
         self._mlflow = mlflow  # gets copies
         self._is_main_process = is_main_process  # of its stage, which may have others
 
@@ -120,8 +120,8 @@ class Run:
                 "A run that the stage reads has an empty run id: the pipeline passed an empty value to reads=, for "
                 "example an empty parameter. Pass the id of a run."
             )
-        together, self._together = self._together, None  # a program that asks again gets what is stored by then
-        found = (together and together.results.get(self.id)) or self._tracker.get(self.id)
+        fetch_all, self._fetch_all = self._fetch_all, None  # a program that asks again gets what is stored by then
+        found = (fetch_all and fetch_all().get(self.id)) or self._tracker.get(self.id)
         if not found and self._reads is None:
             raise MissingResultsError(
                 f"The run {self.id!r} has recorded no results under the tracker base {self._tracker.tracker_base!r}. "
@@ -305,28 +305,14 @@ class Run:
     def __hash__(self) -> int:
         return hash(self._identity())
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_fetch_all": None}  # in another process, a run fetches only its own
+
     def _identity(self) -> tuple[str, str]:
         return self.id, self._tracker.tracker_base
 
     def __repr__(self) -> str:
         return f"Run({self.id!r})"
-
-
-class _Together:
-    """The results of several runs, which are fetched all at once when those of the first one are needed."""
-
-    def __init__(self, tracker: FsspecResultTracker, run_ids: Iterable[str]) -> None:
-        self._tracker = tracker
-        self._ids = run_ids
-
-    @functools.cached_property
-    def results(self) -> Mapping[str, dict[str, Result]]:
-        with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
-            return self._tracker.get_many(self._ids)
-        return {}
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return type(None), ()  # in another process, a run fetches only its own
 
 
 class FanIn(list[Run]):
@@ -338,9 +324,14 @@ class FanIn(list[Run]):
         super().__init__(Run(run_id, tracker, reader=reader) for run_id in self._ids)
 
     def __iter__(self) -> Iterator[Run]:
-        together = _Together(self._tracker, self._ids)
+        fetch_all = functools.cache(self._fetch)
         for run in super().__iter__():
-            yield Run(run.id, self._tracker, reader=run._reader, together=together)
+            yield Run(run.id, self._tracker, reader=run._reader, fetch_all=fetch_all)
+
+    def _fetch(self) -> Mapping[str, dict[str, Result]]:
+        with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
+            return self._tracker.get_many(self._ids)
+        return {}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the results as a pandas DataFrame with a row for each run; see ``FsspecResultTracker.to_frame``.
