@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import numbers
 import os
 import signal
 import threading
@@ -53,7 +52,7 @@ def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[in
     Raises:
         ResultRefusedError: the step is not an int, or a metric is not a number.
     """
-    found = step if isinstance(step, int) else int(step) if isinstance(step, numbers.Integral) else scalar(step)
+    found = step if isinstance(step, int) else scalar(step)
     if isinstance(found, bool) or not isinstance(found, int) or found.bit_length() > _STEP_BITS:
         raise ResultRefusedError(
             f"A step is an int, such as the number of a batch or an epoch. Got {type(step).__name__}: {shown(step)}. "
