@@ -30,7 +30,7 @@ def test_what_is_registered_is_read(base: str) -> None:
     assert stage(base, "p1/train/e2").artifacts() == {}, "another run has its own"
     assert stage(base, "p1/use/e1", {"train": run.id}).parent.artifacts() == run.artifacts()
     run.put(accuracy=0.9)
-    assert (run.results(), FsspecResultTracker(base).names()) == ({"accuracy": 0.9}, ["p1/"])
+    assert (run.results(), FsspecResultTracker(base).keys()) == ({"accuracy": 0.9}, [run.id])
 
 
 def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class TestMetadata:
         run.add_metadata({"git/commit": "abc"}, epochs=4)
         assert run.metadata() == {"epochs": 4, "config": {"lr": [0.1, 0.2]}, "note": None, "git/commit": "abc"}
         assert stage(base, "p1/train/e2").metadata() == {}
-        assert FsspecResultTracker(base).keys() == FsspecResultTracker(base).names() == []
+        assert FsspecResultTracker(base).keys() == []
 
     def test_what_json_cannot_hold(self, tmp_path: Path) -> None:
         run = stage(tmp_path)

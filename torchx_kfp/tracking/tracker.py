@@ -206,15 +206,6 @@ class FsspecResultTracker(ResultTracker):
         """
         return [file.key for file in self._store.list_files("" if prefix is None else key_text(prefix), private=False)]
 
-    def names(self) -> list[str]:
-        """Return the names directly below the tracker base, sorted. Names of folders end with a slash."""
-        parts = (key.partition("/") for key in self.keys())
-        return sorted({name + slash for name, slash, _ in parts})
-
-    def location(self, key: Key) -> str:
-        """Return the path or URL of the key's file, for messages."""
-        return self._store.location(key_text(key))
-
     def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Result] | CorruptResultError]]:
         for key, content in zip(keys, self._store.read_records(keys), strict=True):
             if isinstance(content, CorruptResultError):

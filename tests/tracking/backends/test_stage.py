@@ -156,7 +156,7 @@ def test_an_application_of_torchx_tracker_is_a_stage_as_it_is(
     assert backend.artifacts("p1/use/1")["model"].path == "s3://models/1"
     # Its files are not among the results, and do not affect them.
     tracker = FsspecResultTracker(base)
-    assert tracker.keys() == tracker.names() == []
+    assert tracker.keys() == []
     tracker["top"] = {"a": 1}
     assert tracker.keys() == ["top"]
 
