@@ -45,13 +45,13 @@ def is_lost(key, turn):
 for turn in range(puts):
     key = keys[turn % len(keys)]
     try:
-        os.utime(tracker.location(key), (0, 0))
+        os.utime(tracker.store.location(key), (0, 0))
     except FileNotFoundError:
         pass
     if turn % 10 == 0:
         old = f"{name}old-{turn}-20200101-120000-0a1b2c/train/1"
         tracker.put(old, turn=turn)
-        os.utime(tracker.location(old), (0, 0))
+        os.utime(tracker.store.location(old), (0, 0))
     tracker.put(key, turn=turn)
     lost += is_lost(key, turn)
     older = (turn // 2) * 2 - 2
