@@ -58,7 +58,6 @@ def test_a_search_is_defined_by_its_arguments() -> None:
         "optimizer": "random",
         "seed": 3,
     }
-    assert definition(spec)["fields"] == {"loss": "loss", "test/accuracy": "test_accuracy"}
     own = {"lr": "DOUBLE", "n": "INTEGER", "k": "DOUBLE", "on": "BOOLEAN"}
     both = {"loss": "DOUBLE", "test_accuracy": "DOUBLE", "front": "LIST"}
     assert outputs(spec) == {**own, **both, "trial": "STRING", "run_id": "STRING"}

@@ -1,10 +1,9 @@
 """Tell an optimizer how the trials of a search ended, and ask it for the next ones.
 
 The stages of a search between its loops run this module, in an image with torchx-kfp: ``ask-1``, ``ask-2`` and so on,
-and ``best`` at the end. Their argument is JSON: ``{"name": ..., "definition": ..., "fields": {objective: its name in
-the list front}}``, with the definition that ``torchx_kfp.tracking.searches`` describes. A stage reads the stage before
-it as ``search``, and the trials for which that one asked as ``trials``. It records the search with all trials so far,
-which the next stage reads, and
+and ``best`` at the end. Their argument is JSON, ``{"name": ..., "definition": ...}``, with the definition that
+``torchx_kfp.tracking.searches`` describes. A stage reads the stage before it as ``search``, and the trials for which
+that one asked as ``trials``. It records the search with all trials so far, which the next stage reads, and
 
 - ``ask`` the list ``trials``, which drives the next loop: the parameters of each trial by name;
 - ``best`` the parameters and objectives of the best trial, its run id ``trial`` and, if there are several objectives,
@@ -20,10 +19,11 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract import protocol
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, ask_random
@@ -121,7 +121,7 @@ def main(text: str) -> None:
         if search.round > search.rounds:
             results = {**best.parameters, **results, "trial": best.run_id}
             if len(search.objectives) > 1:
-                run.add_metadata(front=front(search, given["fields"]))
+                run.add_metadata(front=front(search))
     if search.round <= search.rounds:
         asked, state = ask_for(definition, stated["trials"], search.state, definition["trials"])
         stated |= {"asked": asked, "state": state}
@@ -132,10 +132,10 @@ def main(text: str) -> None:
     run.put(results)
 
 
-def front(search: Search, fields: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the best trials of several objectives as items of the list ``front``."""
+def front(search: Search) -> list[dict[str, Any]]:
+    """Return the best trials of several objectives as items of the list ``front``: objectives have KFP's names."""
     return [
-        {**it.parameters, **{fields[name]: it.results[name] for name in search.objectives}, "trial": it.run_id}
+        {**it.parameters, **{output_name(name): it.results[name] for name in search.objectives}, "trial": it.run_id}
         for it in sorted(search.best_trials(), key=search.cost_of)
     ]
 

@@ -59,7 +59,11 @@ def define_search(
         "optimizer": optimizer,
         "seed": seed,
     }
-    definition |= _plan_grid(definition) if optimizer == "grid" else _plan_rounds(definition)
+    if optimizer == "grid":
+        definition |= _plan_grid(definition)
+    elif None in (rounds, trials):
+        missing = "rounds" if rounds is None else "trials"
+        raise SearchError(f"The search has no {missing}. Write rounds=3, trials=4 for 12 trials, 4 at a time.")
     _check_size(parameters, definition["trials"])
     return definition
 
@@ -133,14 +137,6 @@ def _check_optimizer(optimizer: str) -> None:
             f"optimizer is {optimizer!r}.{did_you_mean(optimizer, known)} Write 'random', 'grid', 'ax', or "
             "'module:function' for a function of your image."
         )
-
-
-def _plan_rounds(definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check the number of rounds and trials of a search other than a grid."""
-    if None in (definition["rounds"], definition["trials"]):
-        missing = "rounds" if definition["rounds"] is None else "trials"
-        raise SearchError(f"The search has no {missing}. Write rounds=3, trials=4 for 12 trials, 4 at a time.")
-    return {}
 
 
 def _plan_grid(definition: Mapping[str, Any]) -> Mapping[str, Any]:

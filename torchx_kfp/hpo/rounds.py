@@ -11,7 +11,6 @@ from kfp.dsl import pipeline_channel
 from torchx import specs
 
 from torchx_kfp.authoring.appdef import check_app, check_name
-from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.reads import TrackerBase
 from torchx_kfp.authoring.references import Channel
 from torchx_kfp.authoring.stages import task_from_app
@@ -129,9 +128,7 @@ def search(
     if parallelism is not None and parallelism < 1:
         raise SearchError(f"parallelism is {parallelism!r}. Give a whole number, 1 or more, or leave it out.")
     app = _ask_app(name, definition, _look_at(trial, [*parameters]), image)
-    own = {option: value for option, value in options.items() if option in ("secrets", "inline")}
-    if "workspace" in options:
-        own["workspace"] = options["workspace"]
+    own = {option: value for option, value in options.items() if option in ("secrets", "inline", "workspace")}
     # With a seed, and with a grid, the same search always asks for the same trials.
     own["cache"] = (optimizer == "grid" or seed is not None) and options.get("cache", True)
     reads: Any = None
@@ -198,13 +195,11 @@ def _ask_app(name: str, definition: Mapping[str, Any], app: specs.AppDef, image:
             f"The image of the trials, {role.image!r}, depends on a parameter. Name an image with "
             "torchx-kfp for the stages that ask: search(..., image='repo/ask:1')."
         )
-    fields = {objective: output_name(objective) for objective in definition["objectives"]}
-    spec = plain_json({"name": name, "definition": definition, "fields": fields})
     asking = specs.Role(
         name="ask",
         image=role.image if image is None else image,
         entrypoint="python3",
-        args=["-c", installed_program("torchx_kfp.hpo", "ask"), spec],
+        args=["-c", installed_program("torchx_kfp.hpo", "ask"), plain_json({"name": name, "definition": definition})],
         env={key: value for key, value in role.env.items() if _STAND_IN not in str(value)},
         mounts=[mount for mount in role.mounts if isinstance(mount, specs.VolumeMount)],
     )
