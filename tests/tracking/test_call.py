@@ -14,12 +14,12 @@ from tests.facts import says
 from tests.tracking.stages import Parents, environ, stage
 
 MODULE = """
-from typing import Any
+from typing import Annotated, Any
 
 def add(left: int, right: float = 0.5):
     return left + right
 
-def several(name: str, flag: bool, sizes: list[int] = [], untyped=None):
+def several(name: str, flag: "Annotated[bool, 1]", sizes: list[int] = [], untyped=None):
     return {"name": name, "flag": flag, "items": [name], "size": sum(sizes)}
 
 def nothing():
