@@ -224,9 +224,7 @@ class SuggestingDict(dict[str, V]):
         kind: the kind of value, such as ``result``.
     """
 
-    def __init__(
-        self, values: Mapping[str, V] | Iterable[tuple[str, V]] = (), owner: str = "This dict", kind: str = "name"
-    ) -> None:
+    def __init__(self, values: Mapping[str, V], owner: str, kind: str) -> None:
         super().__init__(values)
         self._owner = owner
         self._kind = kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchx_kfp.common.extras import require
@@ -23,6 +24,9 @@ class Point(NamedTuple):
     step: int
     value: float
     time: float
+
+
+_order, _value = attrgetter("step", "time"), attrgetter("value")
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,6 @@ def join_curves(history: Mapping[str, Curve], content: Mapping[str, Any]) -> His
         known = history.get(name, Curve((), 0))
         joined[name] = Curve(tuple(sorted((*known.points, *points), key=_order)), known.count + int(stored["count"]))
     return joined
-
-
-def _order(point: Point) -> tuple[int, float]:
-    return point.step, point.time
-
-
-def _value(point: Point) -> float:
-    return point.value
 
 
 def _comparable(points: Sequence[Point]) -> Sequence[Point]:

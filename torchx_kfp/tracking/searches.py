@@ -107,9 +107,8 @@ class Search:
 
     def best_in(self, objective: str) -> Trial | None:
         """Return the trial with the best value of one objective, the first of equally good ones."""
-        sign = self.sign_of(objective)
-        found = [(sign * value, trial) for trial in self.trials if (value := trial.value_of(objective)) is not None]
-        return min(found, key=lambda pair: pair[0])[1] if found else None
+        found = [trial for trial in self.trials if trial.value_of(objective) is not None]
+        return min(found, key=lambda trial: self.sign_of(objective) * trial.results[objective], default=None)
 
     def best(self) -> Trial | None:
         """Return the best complete trial: the first objective decides, and among equals the next one."""

@@ -7,6 +7,7 @@ the tracker base like the results. TorchX loads it through the entry point ``tor
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 
@@ -85,10 +86,8 @@ def create(config: str | None = None) -> StageTracker:
     """
     base = config or os.environ.get(protocol.TRACKER_BASE, "")
     backend = StageTracker(base)
-    try:
+    with contextlib.suppress(NotInStageError):
         context = protocol.decode(os.environ)
-    except NotInStageError:
-        return backend
-    if context.tracker_base == base:
-        record_start_once(backend.store, context, os.environ)
+        if context.tracker_base == base:
+            record_start_once(backend.store, context, os.environ)
     return backend
