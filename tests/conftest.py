@@ -225,4 +225,4 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let statements that a process makes once be made in each test, since tests share the tracker base in memory."""
     monkeypatch.setattr(lineage, "_recorded", set())
-    entries.warn_once.cache_clear()
+    monkeypatch.setattr(entries, "_warned", set())

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torchx_kfp.contract.carried.publisher import RUNS
-from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking.store import Store, is_key, key_text, new_entry_name, pipeline_run
 
 _logger = logging.getLogger(__name__)
@@ -32,6 +32,20 @@ T = TypeVar("T")
 _FEW_RUNS = 64
 #: In a folder, the two slashes of an app handle become one: ``local_cwd://session/app``.
 _HANDLE = re.compile(r"^([A-Za-z][A-Za-z0-9_.+-]*:)/(?!/)")
+#: The warnings that this process has logged, or their kinds.
+_warned: set[str] = set()
+
+
+class Found(dict[str, T]):
+    """What could be read, by key or run id.
+
+    Attributes:
+        problems: the errors for files that could not be understood, and are left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problems: list[CorruptResultError] = []
 
 
 def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str = "", folder: str = RUNS) -> None:
@@ -76,10 +90,11 @@ def run_id_of(key: str) -> str:
     return _HANDLE.sub(r"\1//", key.split("/", 2)[2].rpartition("/")[0])
 
 
-@cache
-def warn_once(problem: str) -> None:
-    """Log once in a process that an entry is left out."""
-    _logger.warning("Left out: %s", problem)
+def warn_once(text: str, kind: str = "") -> None:
+    """Log a warning, unless this process has already logged it, or one of its kind."""
+    if (kind or text) not in _warned:
+        _warned.add(kind or text)
+        _logger.warning("%s", text)
 
 
 def encode_json(content: Mapping[str, object], what: str) -> bytes:

@@ -18,7 +18,7 @@ from torchx_kfp.contract.carried.publisher import fields_of
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.artifacts import Artifact, parse_artifact
 from torchx_kfp.tracking.curves import History, join_curves
-from torchx_kfp.tracking.entries import from_json, list_entries, run_id_of, warn_once
+from torchx_kfp.tracking.entries import Found, from_json, list_entries, run_id_of, warn_once
 from torchx_kfp.tracking.lineage import Lineage, Source, Start, trace
 from torchx_kfp.tracking.searches import Search, parse_search
 from torchx_kfp.tracking.store import Store
@@ -84,16 +84,8 @@ OF_PIPELINE_RUNS = ("code", "tags", "resumes")
 FIELDS = tuple(Record.__dataclass_fields__)
 
 
-class Records(dict[str, Record]):
-    """The records of runs by run id; a run without any has an empty one.
-
-    Attributes:
-        problems: the errors for entries that could not be read, and are left out.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.problems: list[CorruptResultError] = []
+class Records(Found[Record]):
+    """The records of runs by run id; a run without any has an empty one."""
 
     def __missing__(self, run_id: str) -> Record:
         return Record()
@@ -114,7 +106,7 @@ def read_records(store: Store, run_ids: Iterable[str] | None = None, fields: Col
     """
     records = fold_records(store, list_entries(store, run_ids), fields)
     for problem in records.problems:
-        warn_once(str(problem))
+        warn_once(f"Left out: {problem}")
     return records
 
 

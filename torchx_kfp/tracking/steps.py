@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.tracking.curves import GrowingCurve, Point, encode_curves
-from torchx_kfp.tracking.entries import add_entry
+from torchx_kfp.tracking.entries import add_entry, warn_once
 from torchx_kfp.tracking.results import check_results, scalar
 from torchx_kfp.tracking.store import Store, new_entry_name
 
@@ -92,7 +92,6 @@ class StepLog:
         self._curves: dict[str, GrowingCurve] = {}
         self._new: dict[str, GrowingCurve] = {}  # for copies, which get each value once
         self._unsaved = False
-        self._warned: set[str] = set()
         self._lock = threading.RLock()  # of the curves, and for one write at a time
         with contextlib.suppress(RuntimeError):  # Python does not start threads any more, as at its end
             threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True).start()
@@ -124,7 +123,13 @@ class StepLog:
                     add_entry(self._store, self._run_id, {"steps": encode_curves(curves)}, self._name)
                     self._unsaved = False
                 except Exception as error:  # the training goes on, and the next write includes everything
-                    self._warn(error)
+                    text = f"The metrics of the run {self._run_id!r} are not stored yet"
+                    kind = type(error).__qualname__
+                    warn_once(
+                        f"{text}. The next write will try again. Further errors of this kind are not shown. "
+                        f"{kind}: {error}",
+                        text + kind,
+                    )
             new, self._new = self._new, {}
             if self._copies and new:
                 self._copies({name: it.curve().points for name, it in new.items()})
@@ -153,18 +158,6 @@ class StepLog:
             self.flush()
             now = time.monotonic()
             pause = max(min(_MOST, max(_LEAST, (now - start) * _PART)), (now - began) * _TIMES)
-
-    def _warn(self, error: Exception) -> None:
-        kind = type(error).__qualname__
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _logger.warning(
-                "The metrics of the run %r are not stored yet. The next write will try again. Further errors of this "
-                "kind are not shown. %s: %s",
-                self._run_id,
-                kind,
-                error,
-            )
 
 
 #: By process, tracker base and run id. A forked process does not have any yet.

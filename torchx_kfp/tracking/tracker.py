@@ -14,7 +14,7 @@ from torchx_kfp.common.text import SuggestingDict, shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
-from torchx_kfp.tracking.entries import warn_once
+from torchx_kfp.tracking.entries import Found, warn_once
 from torchx_kfp.tracking.records import is_replay, read_record
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
 from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text
@@ -55,18 +55,6 @@ class ResultTracker(abc.ABC):
     @abc.abstractmethod
     def get(self, key: Key) -> dict[str, Result]:
         """Return the results recorded under the key, or ``{}`` if there are none."""
-
-
-class Results(dict[str, dict[str, Result]]):
-    """The results of several keys.
-
-    Attributes:
-        problems: the errors for files that are not JSON objects, and are left out.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.problems: list[CorruptResultError] = []
 
 
 class FsspecResultTracker(ResultTracker):
@@ -145,7 +133,7 @@ class FsspecResultTracker(ResultTracker):
             old = {}
         self._store.write(text, encode_results({**old, **new}))
 
-    def get_many(self, keys: Iterable[Key]) -> Results:
+    def get_many(self, keys: Iterable[Key]) -> Found[dict[str, Result]]:
         """Return the results of each key, in the order of the keys. Keys without results have ``{}``.
 
         Many are fetched at once. From an object store, this takes a tenth of the time or less. Files that are not JSON
@@ -153,11 +141,11 @@ class FsspecResultTracker(ResultTracker):
         """
         if isinstance(keys, (str, bytes)):
             raise KeyRefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. For one key, use get.")
-        results = Results()
+        results: Found[dict[str, Result]] = Found()
         for key, found in self._read(list(dict.fromkeys(map(key_text, keys)))):
             if isinstance(found, CorruptResultError):
                 results.problems.append(found)
-                warn_once(str(found))
+                warn_once(f"Left out: {found}")
             else:
                 results[key] = found
         return results
@@ -173,7 +161,7 @@ class FsspecResultTracker(ResultTracker):
         """
         for key, found in self._read(self.keys(prefix)):
             if isinstance(found, CorruptResultError):
-                warn_once(str(found))
+                warn_once(f"Left out: {found}")
             elif found:
                 yield key, found
 

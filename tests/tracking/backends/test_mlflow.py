@@ -169,7 +169,7 @@ def test_a_parameter_that_changes_is_a_tag(
     (run,) = [run for run in runs(client, experiment) if run.info.run_name == "train/pod-1"]
     assert run.data.params == {"lr": "0.1", "epochs": "3", "seed": "7"}
     assert run.data.tags["lr"] == "0.2"
-    (record,) = [record for record in caplog.records if record.name == "torchx_kfp"]
+    (record,) = [record for record in caplog.records if record.name.startswith("torchx_kfp")]
     assert record.getMessage() == "MLflow keeps the first value of a parameter. Others are tags: lr."
 
 
@@ -218,7 +218,7 @@ def test_names_are_changed_as_mlflow_accepts_them(
     assert recorded(client, experiment, "other/1") == dict.fromkeys(taken, "text")
     (run,) = [run for run in runs(client, experiment) if run.info.run_name == "train/pod-1"]
     assert {f"torchx.artifact.{name}" for name in taken} <= set(run.data.tags)
-    assert [record.getMessage() for record in caplog.records if record.name == "torchx_kfp"] == [
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("torchx_kfp")] == [
         f"MLflow does not accept the name {name!r}: it is {taken!r} there." for name, taken in NAMES if name != taken
     ]
 

@@ -93,8 +93,8 @@ def test_a_failure_is_a_warning_once_for_each_kind_of_error(tmp_path: Path) -> N
     warnings = application(code, stage(tmp_path), cwd=tmp_path, check=True).stderr.splitlines()
     assert len(warnings) == 2, warnings
     assert warnings[0] == (
-        "The tracker 'mlflow' failed, and lacks records of the run 'run/train/1'; the results under the tracker base "
-        "are complete. Further errors of this kind are not shown. OSError: it is down"
+        "The tracker 'mlflow' failed, and lacks records of the run 'run/train/1' in the experiment 'torchx-kfp'; the "
+        "results under the tracker base are complete. Further errors of this kind are not shown. OSError: it is down"
     )
     assert warnings[1].endswith("RuntimeError: it is down")
     assert FsspecResultTracker(tmp_path / "base")[RUN] == {"error": "a", "last": 1}

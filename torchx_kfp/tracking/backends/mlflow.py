@@ -28,6 +28,7 @@ from torchx_kfp.common.extras import install_line
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import NotInStageError, TrackerError
 from torchx_kfp.tracking.curves import Point
+from torchx_kfp.tracking.entries import warn_once
 from torchx_kfp.tracking.lineage import declared_sources, rank
 
 try:
@@ -59,8 +60,7 @@ _LONGEST_NAME = 220
 #: a tenth of the time, however often a stage records.
 _PAUSE = 9
 
-_log = logging.getLogger("torchx_kfp")
-_warned: set[str] = set()
+_logger = logging.getLogger(__name__)
 
 
 def _copies(record: Callable[..., None]) -> Callable[..., None]:
@@ -78,11 +78,11 @@ def _copies(record: Callable[..., None]) -> Callable[..., None]:
                 ended = time.monotonic()
                 self._paused_until = ended + _PAUSE * (ended - started)
                 kind = type(error).__qualname__
-                _warn_once(
+                warn_once(
                     f"The tracker 'mlflow' failed, and lacks records of the run {run_id!r} in the experiment "
                     f"{self._experiment!r}; the results under the tracker base are complete. Further errors of this "
                     f"kind are not shown. {kind}: {error}",
-                    kind,
+                    f"mlflow {kind}",
                 )
 
     return call
@@ -137,7 +137,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         given = {_name_for_mlflow(name): text for name, text in _flat(parameters)}
         changed = {key: text for key, text in given.items() if self._parameters.setdefault((run_id, key), text) != text}
         if changed:
-            _warn_once(f"MLflow keeps the first value of a parameter. Others are tags: {', '.join(changed)}.")
+            warn_once(f"MLflow keeps the first value of a parameter. Others are tags: {', '.join(changed)}.")
         params = [Param(*it) for it in given.items() if it[0] not in changed]
         self._client.log_batch(mlflow_run, params=params, tags=[RunTag(*it) for it in changed.items()])
 
@@ -219,7 +219,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
                 with contextlib.redirect_stdout(sys.stderr):  # it prints the run's URL
                     self._client.set_terminated(mlflow_run, status)
             except Exception as error:  # the server may be gone by now
-                _log.warning("MLflow was not told that the run %r has ended: %s", run_id, error)
+                _logger.warning("MLflow was not told that the run %r has ended: %s", run_id, error)
 
 
 def create(config: str | None = None) -> MlflowTracker:
@@ -280,7 +280,7 @@ def _name_for_mlflow(name: str) -> str:
     if len(taken) > _LONGEST_NAME:
         taken = f"{taken[: _LONGEST_NAME - 9].rstrip('/')}-{_digest(name)[:8]}"
     if taken != name:
-        _warn_once(f"MLflow does not accept the name {name[:300]!r}: it is {taken!r} there.")
+        warn_once(f"MLflow does not accept the name {name[:300]!r}: it is {taken!r} there.")
     return taken
 
 
@@ -299,9 +299,3 @@ def _to_json(value: object) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _warn_once(text: str, kind: str = "") -> None:
-    if (kind or text) not in _warned:
-        _warned.add(kind or text)
-        _log.warning(text)
