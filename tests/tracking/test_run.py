@@ -128,7 +128,7 @@ class TestParents:
         assert [trial.id for trial in trials] == list(ids["trials"]), "in loop order"
         assert [trial.results()["name"] for trial in trials] == ["e3", "e1", "e2"]
         assert run.parents["none"] == []
-        assert repr(stage(base, parents={"a": "x/y/z"}).parents) == "Parents({'a': Run('x/y/z')})"
+        assert repr(stage(base, parents={"a": "x/y/z"}).parents) == "{'a': Run('x/y/z')}"
 
     def test_an_unknown_alias(self, tmp_path: Path) -> None:
         parents = stage(tmp_path, parents={"train": "p1/train/e1", "prepare": "p1/prepare/e1"}).parents

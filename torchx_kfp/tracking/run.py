@@ -100,7 +100,7 @@ class Run:
                 self._id,
                 protocol.REPLICA_ID,
             )
-        new = {**check_results(self.id, {} if results is None else results), **check_results(self.id, named)}
+        new = check_results(self.id, {**(results or {}), **named})
         self._tracker.update(self.id, **new)
         if self._mlflow and new:
             self._mlflow.add_metadata(self.id, **new)
@@ -343,7 +343,7 @@ class FanIn(list[Run]):
         return results_frame((run.id, run.results()) for run in self)
 
 
-class Parents(Mapping[str, Run | FanIn]):
+class Parents(dict[str, Run | FanIn]):
     """The runs that a stage reads, by alias. A fan-in is the list of its runs, in loop order.
 
     An alias that does not exist raises ``UnknownNameError``.
@@ -351,32 +351,19 @@ class Parents(Mapping[str, Run | FanIn]):
 
     def __init__(self, run_id: str, reads: Mapping[str, protocol.RunIds], tracker: FsspecResultTracker) -> None:
         self._run_id = run_id
-        self._reads = reads
-        self._tracker = tracker
+        for alias, ids in reads.items():
+            if isinstance(ids, str):
+                self[alias] = Run(ids, tracker, reader=run_id)
+            else:
+                self[alias] = FanIn(ids, tracker, run_id)
 
-    def __getitem__(self, alias: str) -> Run | FanIn:
-        ids = self._reads.get(alias)
-        if ids is None:
-            there = (
-                f"It reads {', '.join(map(repr, self._reads))}." if self._reads else "It does not read another stage."
-            )
-            raise UnknownNameError(
-                f"The stage {self._run_id!r} does not read anything under the alias {shown(alias)}."
-                f"{did_you_mean(alias, self._reads)} {there} Aliases are declared in the pipeline: "
-                "stages.task(app, reads={alias: task})."
-            )
-        if isinstance(ids, str):
-            return Run(ids, self._tracker, reader=self._run_id)
-        return FanIn(ids, self._tracker, self._run_id)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reads)
-
-    def __len__(self) -> int:
-        return len(self._reads)
-
-    def __repr__(self) -> str:
-        return f"Parents({dict(self)!r})"
+    def __missing__(self, alias: str) -> Run | FanIn:
+        there = f"It reads {', '.join(map(repr, self))}." if self else "It does not read another stage."
+        raise UnknownNameError(
+            f"The stage {self._run_id!r} does not read anything under the alias {shown(alias)}."
+            f"{did_you_mean(alias, self)} {there} Aliases are declared in the pipeline: "
+            "stages.task(app, reads={alias: task})."
+        )
 
 
 def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PATIENCE) -> Run:
