@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import KeyRefusedError, TrackerError
@@ -28,8 +29,6 @@ _TORCHRUN, _RANK = "TORCHELASTIC_RUN_ID", "RANK"
 #: What this process has recorded: tracker base, run id, and the source or "start".
 _recorded: set[tuple[str, str, object]] = set()
 _NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
-
-ArtifactsOf = Callable[[Iterable[str]], Mapping[str, Mapping[str, Artifact]]]
 
 
 @dataclass(frozen=True)
@@ -152,13 +151,17 @@ class Lineage:
     links: tuple[Link, ...] = ()
 
 
-def trace(run_ids: Iterable[str], sources: Mapping[str, Sequence[Source]], artifacts_of: ArtifactsOf) -> Lineage:
+def trace(
+    run_ids: Iterable[str],
+    sources: Mapping[str, Sequence[Source]],
+    read_artifacts: Callable[[list[str]], Mapping[str, Any]],
+) -> Lineage:
     """Return the lineage of runs whose sources are known.
 
     Args:
         run_ids: the runs.
         sources: the sources of all runs, by run id.
-        artifacts_of: returns the artifacts of runs.
+        read_artifacts: returns the ``Records`` of runs, with their artifacts.
     """
     starts = tuple(dict.fromkeys(run_ids))
     above: dict[str, dict[str, list[Source]]] = {}
@@ -174,12 +177,12 @@ def trace(run_ids: Iterable[str], sources: Mapping[str, Sequence[Source]], artif
     inside = {*starts, *ancestors, *descendants}
     used = {source for run_id in inside for source in above.get(run_id, ())}
     # The name of an external source need not be a key.
-    artifacts = artifacts_of(sorted(filter(is_key, used & inside)))
+    records = read_artifacts(sorted(filter(is_key, used & inside)))
     # A run that names one artifact names all artifacts that it uses.
     naming = {run_id for run_id in inside if any(source.artifact for source in sources.get(run_id, ()))}
     order = {run_id: place for place, run_id in enumerate([*reversed(ancestors), *starts, *descendants])}
     links = [
-        _link(run_id, source, between, artifacts.get(source, {}), named=run_id in naming)
+        _link(run_id, source, between, records[source].artifacts, named=run_id in naming)
         for run_id in sorted(inside & above.keys(), key=order.__getitem__)
         for source, between in above[run_id].items()
         if source in inside

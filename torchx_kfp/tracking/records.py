@@ -145,14 +145,7 @@ def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
     """
     records = read_records(store, None, ["sources"])
     sources = {run_id: record.sources for run_id, record in records.items()}
-    return trace(run_ids, sources, lambda wanted: artifacts_of(store, wanted))
-
-
-def artifacts_of(store: Store, run_ids: Iterable[str]) -> dict[str, Mapping[str, Artifact]]:
-    """Return the artifacts of each of these runs, by name."""
-    wanted = list(run_ids)
-    records = read_records(store, wanted, ["artifacts"])
-    return {run_id: records[run_id].artifacts for run_id in wanted}
+    return trace(run_ids, sources, lambda used: read_records(store, used, ["artifacts"]))
 
 
 def _fold_artifacts(store: Store, old: Mapping[str, Artifact], new: Mapping[str, Any]) -> dict[str, Artifact]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any, TypeAlias
 
 from torchx_kfp.common.text import listed, printable
@@ -22,7 +21,6 @@ from torchx_kfp.entrypoints.cli.recorded import Recorded, earlier_attempts
 from torchx_kfp.tracking import Lineage, Link, Result
 from torchx_kfp.tracking.lineage import trace
 from torchx_kfp.tracking.recorder import Recorder
-from torchx_kfp.tracking.records import artifacts_of
 from torchx_kfp.tracking.store import is_key, pipeline_run
 
 #: Results by run id.
@@ -48,7 +46,7 @@ def show_lineage(located: Recorded, *, as_json: bool) -> None:
     chosen = located.choose(known)
     earlier = earlier_attempts(recorder, known, located.stages) - {*chosen.keys}
     sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
-    lineage = trace(chosen.keys, sources, partial(artifacts_of, recorder.store))
+    lineage = trace(chosen.keys, sources, lambda used: recorder.records(used, "artifacts"))
     if not lineage.links:
         print_message(
             f"No lineage is recorded for {located.word!r}. "
