@@ -21,6 +21,7 @@ from torchx_kfp.local import Watch
 pytestmark = pytest.mark.versions
 
 MODULE = """
+from collections.abc import Sequence
 from typing import Optional, TypedDict
 
 from torchx_kfp.tracking import current_run
@@ -54,6 +55,10 @@ def show(text: str = "", texts: list[str] = [], settings: dict[str, object] = {}
 
 
 def untyped(value):
+    pass
+
+
+def sequence(values: Sequence[int]):
     pass
 
 
@@ -205,6 +210,7 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
             ),
             (calling("show", lambda _: {"settings": {"a": [{1: 2}]}}), "settings of show() is dict", "{1: 2}", "keys"),
             (calling("untyped", lambda _: {"value": 1}), "value of untyped() has no type", "Annotate it with str"),
+            (calling("sequence", lambda _: {"values": [1]}), "values of sequence() has no type", "Annotate it with"),
             (calling("cached", lambda _: {"cache": True}), "cached() has the parameter 'cache'", "Rename it."),
             (
                 calling("unknown", lambda _: {"value": 1}),

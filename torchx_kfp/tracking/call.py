@@ -22,6 +22,7 @@ import inspect
 import json
 import sys
 import traceback
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -76,12 +77,11 @@ def parameters_of(
 
 
 def _kind(hint: Any) -> type | None:
-    if typing.get_origin(hint) is typing.Annotated:
-        return _kind(hint.__origin__)
+    origin = typing.get_origin(hint)
     members = [member for member in typing.get_args(hint) if member is not type(None)]
-    kind = typing.get_origin(hint) or hint
-    if kind not in KINDS and len(members) == 1:  # the T in Optional[T]
-        kind = typing.get_origin(members[0]) or members[0]
+    if origin is typing.Annotated or (origin in (typing.Union, types.UnionType) and len(members) == 1):
+        return _kind(members[0])
+    kind = origin or hint
     return kind if kind in KINDS else None
 
 
@@ -144,7 +144,7 @@ def arguments(function: Callable[..., Any], words: Sequence[str], run: Run | Non
 
 def _read(function: str, names: Sequence[str], run: Run | None) -> dict[str, Any]:
     """Return the values that the stages recorded that this one reads."""
-    sources = dict(run.parents) if run and names else {}
+    sources = run.parents if run and names else {}
     values: dict[str, Any] = {name: _results(sources[name]) for name in names if name in sources}
     left = [name for name in names if name not in values]
     results = {alias: _results_if_any(source) for alias, source in sources.items()} if left else {}
