@@ -13,10 +13,9 @@ from torchx_kfp.common.text import counted, size_text
 from torchx_kfp.contract.carried.publisher import FILES, PRIVATE, RUNS, fields_of
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.tracking.artifacts import Artifact, StoredFiles
-from torchx_kfp.tracking.curves import Curve, History, Point
+from torchx_kfp.tracking.curves import Curve
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import add_entry, list_entries, name_after, run_id_of
-from torchx_kfp.tracking.lineage import Start
 from torchx_kfp.tracking.records import (
     FIELDS,
     OF_PIPELINE_RUNS,
@@ -41,14 +40,10 @@ __all__ = [
     "Artifact",
     "Code",
     "Curve",
-    "History",
     "PackedWorkspace",
-    "Point",
     "Record",
     "Recorder",
-    "Records",
     "Search",
-    "Start",
     "StoredFiles",
     "Trial",
     "describe_code",
