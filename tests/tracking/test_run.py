@@ -136,8 +136,8 @@ class TestParents:
             parents["trian"]
         assert isinstance(caught.value, UnknownNameError)
         assert str(caught.value) == (
-            "The stage 'p1/eval/e1' does not read anything under the alias 'trian'. Did you mean 'train'? It reads "
-            "'train', 'prepare'. Aliases are declared in the pipeline: stages.task(app, reads={alias: task})."
+            "The stage 'p1/eval/e1' has no parent 'trian'. Did you mean 'train'? Its parents: 'train', 'prepare'. "
+            "Declare what it reads in the pipeline: stages.task(app, reads={alias: task})."
         )
         assert "trian" not in parents
         assert parents.get("trian") is None

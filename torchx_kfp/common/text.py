@@ -222,15 +222,18 @@ class SuggestingDict(dict[str, V]):
         values: the values by name.
         owner: the owner of the values, as the beginning of a sentence: ``The stage 'train'``.
         kind: the kind of value, such as ``result``.
+        way_out: a sentence that ends the message.
     """
 
-    def __init__(self, values: Mapping[str, V], owner: str, kind: str) -> None:
+    def __init__(self, values: Mapping[str, V], owner: str, kind: str, way_out: str = "") -> None:
         super().__init__(values)
         self._owner = owner
         self._kind = kind
+        self._way_out = way_out
 
     def __missing__(self, name: object) -> V:
-        raise UnknownNameError(describe_unknown(self._owner, self._kind, name, self))
+        text = describe_unknown(self._owner, self._kind, name, self)
+        raise UnknownNameError(f"{text} {self._way_out}".rstrip())
 
 
 def describe_unknown(owner: str, kind: str, name: object, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.curves import Curve, History, Point
 from torchx_kfp.tracking.lineage import Lineage, Link, Source
 from torchx_kfp.tracking.results import Result
-from torchx_kfp.tracking.run import FanIn, Parents, Run, current_run
+from torchx_kfp.tracking.run import FanIn, Run, current_run
 from torchx_kfp.tracking.store import Key
 from torchx_kfp.tracking.tracker import FsspecResultTracker, ResultTracker, open_tracker
 
@@ -28,7 +28,6 @@ __all__ = [
     "Key",
     "Lineage",
     "Link",
-    "Parents",
     "Point",
     "Result",
     "ResultTracker",

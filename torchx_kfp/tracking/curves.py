@@ -8,8 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchx_kfp.common.extras import require
-from torchx_kfp.common.text import describe_unknown
-from torchx_kfp.errors import UnknownNameError
+from torchx_kfp.common.text import SuggestingDict
 
 if TYPE_CHECKING:
     import pandas
@@ -58,14 +57,12 @@ class Curve:
         return max(_comparable(self.points), key=_value)
 
 
-class History(dict[str, Curve]):
+class History(SuggestingDict[Curve]):
     """The curves of a run by name. A name that does not exist raises ``UnknownNameError``."""
 
-    def __missing__(self, name: str) -> Curve:
-        raise UnknownNameError(
-            f"{describe_unknown('The run', 'metric', name, sorted(self))} A stage logs metrics with "
-            "current_run().log(step, loss=0.3)."
-        )
+    def __init__(self, curves: Mapping[str, Curve] | None = None) -> None:
+        way_out = "A stage logs metrics with current_run().log(step, loss=0.3)."
+        super().__init__(curves or {}, "The run", "metric", way_out)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the points as a pandas DataFrame with a row for each step and a column for each name.

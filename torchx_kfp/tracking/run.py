@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from torchx_kfp.common.text import SuggestingDict, describe_unknown, did_you_mean, shown
+from torchx_kfp.common.text import SuggestingDict, describe_unknown, shown
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import (
     KeyRefusedError,
@@ -19,7 +19,6 @@ from torchx_kfp.errors import (
     ReadsError,
     ResultRefusedError,
     TrackerError,
-    UnknownNameError,
 )
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact
 from torchx_kfp.tracking.curves import History
@@ -190,7 +189,7 @@ class Run:
 
     def metadata(self) -> dict[str, object]:
         """Return the metadata that this run has recorded, by name."""
-        return SuggestingDict(dict(self._read("metadata").metadata), f"The run {self.id!r}", "metadata key")
+        return SuggestingDict(self._read("metadata").metadata, f"The run {self.id!r}", "metadata key")
 
     def add_artifact(
         self, name: str, path: str | os.PathLike[str], /, *, store: bool = False, **metadata: object
@@ -232,7 +231,7 @@ class Run:
 
     def artifacts(self) -> dict[str, Artifact]:
         """Return the artifacts that this run has registered, by name."""
-        return SuggestingDict(dict(self._read("artifacts").artifacts), f"The run {self.id!r}", "artifact")
+        return SuggestingDict(self._read("artifacts").artifacts, f"The run {self.id!r}", "artifact")
 
     def artifact(self, name: str) -> Artifact:
         """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.
@@ -277,9 +276,19 @@ class Run:
         return Run(run_id, self._tracker, reader=self.id)
 
     @property
-    def parents(self) -> Parents:
-        """The runs that this stage reads, by alias. A fan-in is the list of its runs, in loop order."""
-        return Parents(self.id, self._declared(), self._tracker)
+    def parents(self) -> dict[str, Run | FanIn]:
+        """The runs that this stage reads, by alias. A fan-in is the list of its runs, in loop order.
+
+        An alias that does not exist raises ``UnknownNameError``.
+        """
+        runs: dict[str, Run | FanIn] = {}
+        for alias, ids in self._declared().items():
+            if isinstance(ids, str):
+                runs[alias] = Run(ids, self._tracker, reader=self.id)
+            else:
+                runs[alias] = FanIn(ids, self._tracker, self.id)
+        way_out = "Declare what it reads in the pipeline: stages.task(app, reads={alias: task})."
+        return SuggestingDict(runs, f"The stage {self.id!r}", "parent", way_out)
 
     def _read(self, field: str) -> Record:
         return read_record(self._tracker.store, self.id, field)
@@ -341,29 +350,6 @@ class FanIn(list[Run]):
             MissingExtraError: pandas is not installed.
         """
         return results_frame((run.id, run.results()) for run in self)
-
-
-class Parents(dict[str, Run | FanIn]):
-    """The runs that a stage reads, by alias. A fan-in is the list of its runs, in loop order.
-
-    An alias that does not exist raises ``UnknownNameError``.
-    """
-
-    def __init__(self, run_id: str, reads: Mapping[str, protocol.RunIds], tracker: FsspecResultTracker) -> None:
-        self._run_id = run_id
-        for alias, ids in reads.items():
-            if isinstance(ids, str):
-                self[alias] = Run(ids, tracker, reader=run_id)
-            else:
-                self[alias] = FanIn(ids, tracker, run_id)
-
-    def __missing__(self, alias: str) -> Run | FanIn:
-        there = f"It reads {', '.join(map(repr, self))}." if self else "It does not read another stage."
-        raise UnknownNameError(
-            f"The stage {self._run_id!r} does not read anything under the alias {shown(alias)}."
-            f"{did_you_mean(alias, self)} {there} Aliases are declared in the pipeline: "
-            "stages.task(app, reads={alias: task})."
-        )
 
 
 def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PATIENCE) -> Run:
