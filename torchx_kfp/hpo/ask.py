@@ -34,11 +34,7 @@ from torchx_kfp.tracking.searches import Search, parse_search
 
 def find_optimizer(name: str) -> Callable[..., tuple[list[dict[str, Any]], Any]]:
     """Return the function of an optimizer: ``random``, ``grid``, ``ax``, or ``module:function`` of the image."""
-    if name in OPTIMIZERS:
-        return OPTIMIZERS[name]  # type: ignore[no-any-return]
-    module, _, function = name.partition(":")
-    if not function:
-        module, function = f"torchx_kfp.hpo.{name}.optimizer", "ask"
+    module, _, function = OPTIMIZERS.get(name, name).partition(":")
     try:
         return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
     except (ImportError, AttributeError) as error:

@@ -130,11 +130,10 @@ def _parse_objectives(minimize: str | Iterable[str], maximize: str | Iterable[st
 
 
 def _check_optimizer(optimizer: str) -> None:
-    known = (*OPTIMIZERS, "ax")
     module, _, function = optimizer.partition(":")
-    if optimizer not in known and not all(part.isidentifier() for part in [*module.split("."), function]):
+    if optimizer not in OPTIMIZERS and not all(part.isidentifier() for part in [*module.split("."), function]):
         raise SearchError(
-            f"optimizer is {optimizer!r}.{did_you_mean(optimizer, known)} Write 'random', 'grid', 'ax', or "
+            f"optimizer is {optimizer!r}.{did_you_mean(optimizer, OPTIMIZERS)} Write 'random', 'grid', 'ax', or "
             "'module:function' for a function of your image."
         )
 

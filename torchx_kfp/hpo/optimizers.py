@@ -82,5 +82,6 @@ def ask_grid(definition: Any, told: Sequence[Any], state: None, number: int) -> 
     return [dict(zip(spaces, point, strict=True)) for point in asked], None
 
 
-#: The optimizers that need only the standard library.
-OPTIMIZERS: dict[str, Any] = {"random": ask_random, "grid": ask_grid}
+#: The functions of the optimizers that need only the standard library, and of all that have names.
+SIMPLE = {"random": f"{__name__}:ask_random", "grid": f"{__name__}:ask_grid"}
+OPTIMIZERS = {**SIMPLE, "ax": "torchx_kfp.hpo.ax.optimizer:ask"}

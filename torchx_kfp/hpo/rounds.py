@@ -19,7 +19,7 @@ from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.inputs import plain_json
 from torchx_kfp.errors import ChannelError, SearchError
 from torchx_kfp.hpo.definition import TRIALS, define_search, results_of
-from torchx_kfp.hpo.optimizers import OPTIMIZERS
+from torchx_kfp.hpo.optimizers import SIMPLE
 from torchx_kfp.hpo.spaces import Space
 
 #: The aliases with which ``ask`` reads the stage before it, and its trials.
@@ -186,7 +186,7 @@ def _ask_app(name: str, definition: Mapping[str, Any], app: specs.AppDef, image:
     It runs with the variables and the volumes of the trials, because both may be what the storage needs.
     """
     optimizer = definition["optimizer"]
-    if image is None and optimizer not in OPTIMIZERS:
+    if image is None and optimizer not in SIMPLE:
         needs = "torchx-kfp[ax]" if optimizer == "ax" else f"torchx-kfp and {optimizer.partition(':')[0]}"
         raise SearchError(f"optimizer={optimizer!r} needs an image with {needs}: search(..., image='repo/ask:1').")
     role = app.roles[0]
