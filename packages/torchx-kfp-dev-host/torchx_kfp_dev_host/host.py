@@ -84,24 +84,27 @@ class DevHost:
         while not self._is_over.wait(_TICK):
             self._api.start_due(time.time())
 
-    def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
-        """Return the answer to a request."""
-        parts = urlsplit(target)
+    def answer_early(self, method: str, target: str, headers: Mapping[str, str]) -> Answer | None:
+        """Return the answer to a request whose body does not matter; None if it may be for the API."""
+        path = urlsplit(target).path
         if (refused := self.refuse(headers)) is not None:
             return refused
-        if (method, parts.path) == ("GET", "/"):
+        if (method, path) == ("GET", "/"):
             return Answer(200, _ABOUT, "text/plain")
         given = headers.get("authorization", "")
         if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return Answer.json(401, proxy_error(401))
-        if not parts.path.startswith("/apis/"):
-            return Answer.json(404, proxy_error(404))
+        return None if path.startswith("/apis/") else Answer.json(404, proxy_error(404))
+
+    def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
+        """Return the answer to a request for the API."""
         try:
             body = json.loads(data) if data else None
         except ValueError as error:
             return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
         if not isinstance(body, dict | None):
             return Answer.json(400, {"code": 3, "message": "proto: syntax error: a request is a JSON object"})
+        parts = urlsplit(target)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         status, content = self.call(method, parts.path, query, body)
         return Answer(status, content, "text/plain") if isinstance(content, str) else Answer.json(status, content)

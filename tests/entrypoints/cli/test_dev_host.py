@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import socket
@@ -66,6 +68,20 @@ def test_only_programs_of_this_machine_with_the_token_get_answers(
 ) -> None:
     assert status(host, **{"Authorization": "Bearer right", **headers}) == code
     assert host.url.startswith("http://127.0.0.1:")
+
+
+def test_the_token_is_checked_before_the_body_is_read(host: DevHost) -> None:
+    wrong, right = ({"Authorization": f"Bearer {token}"} for token in ("wrong", "right"))
+    connection = http.client.HTTPConnection(host.url.removeprefix("http://"), timeout=30)
+    with contextlib.closing(connection):
+        for body in (b" " * (8 << 20), None):
+            connection.request("POST", _RUNS, body, {**wrong, "Content-Length": str(8 << 20)})
+            with connection.getresponse() as answer:
+                assert (answer.status, json.load(answer)["code"]) == (401, 16)
+            if body is not None:  # it has been sent, so the connection goes on
+                connection.request("GET", _RUNS, headers=right)
+                with connection.getresponse() as answer:
+                    assert (answer.status, json.load(answer)) == (200, {})
 
 
 @pytest.mark.parametrize("data", [b"[1]", b"{", b"", b"{}"])
