@@ -170,9 +170,8 @@ class StageReader:
             first = self._nodes.get(f"{node}.{task.name}-driver") or self._nodes.get(f"{node}.{task.name}")
             if first is not None and first.state not in (State.SKIPPED, State.NOT_RUN):
                 inner = replace(scope, node=node)
-                if component.dag is None:
-                    return self._stage(task, component, inner)
-                return self._loop(task, component, inner) if task.loop else self._group(task, component, inner)
+                read = self._stage if component.dag is None else self._group
+                return read(task, component, inner)
         return None
 
     def _without_end(self, task: Task, ends: Mapping[str, TaskOutcome], scope: Scope, dag: Dag) -> TaskOutcome:
@@ -219,46 +218,36 @@ class StageReader:
     # Groups of tasks
 
     def _group(self, task: Task, component: Component, scope: Scope) -> TaskOutcome:
-        """Read a nested pipeline or a branch."""
-        path, name, inside = f"{scope.node}.{task.name}", scope.names.of(task.name), scope.names.inside(task)
+        """Read a nested pipeline, a branch or a loop."""
+        path, name = f"{scope.node}.{task.name}", scope.names.of(task.name)
+        inside = scope.names if task.loop else scope.names.inside(task)
         node = self._nodes.get(path)
         if end := self._stopped(task, self._nodes.get(f"{path}-driver"), node, scope):
             return end
         if node is None:
             self._pending_group(component, replace(scope, names=inside), f"{path}-driver")
-        end, bodies = TaskOutcome(), self._bodies(path, scope, inside)
-        for number, body in enumerate(bodies if node is not None and node.state is not State.NOT_RUN else ()):
+        if node is None or node.state is State.NOT_RUN:
+            return TaskOutcome()
+        end = TaskOutcome()
+        for number, body in enumerate(self._bodies(path, scope, inside)):
             if number and not task.is_group:
                 start = self._time(self._nodes.by_name[body.node].start, end.time)
                 delay = max(0.0, start - end.time)
                 retried = PipelineRetried(name, number, reasons.failed_in(end.failed), delay, time=end.time)
                 self._report(name, retried, scope, number, Phase.RETRIED)
-            end = self._dag(component, body)
-        return self._group_end(task, component, node, end, scope)
-
-    def _group_end(
-        self, task: Task, component: Component, node: Node | None, end: TaskOutcome, scope: Scope
-    ) -> TaskOutcome:
-        if node is None or node.state is State.NOT_RUN:
-            return TaskOutcome()
+            end = self._iterations(task, component, body) if task.loop else self._dag(component, body)
+        if task.loop and end.state in (State.SKIPPED, State.NOT_RUN):
+            return end
         state = node.state if node.state in (State.SUCCEEDED, State.FAILED) else end.state if scope.is_closed else None
         if state is None:
             return TaskOutcome()
         if end.is_canceled and state is not State.SUCCEEDED:
             state = State.CANCELED
-        name, time = scope.names.of(task.name), self._time(node.end, end.time)
+        time = self._time(node.end, end.time)
         if not task.is_group:
             return TaskOutcome(name, state, end.is_canceled, time)
         first = next((place.name for place in self._stages_in(component, scope.names.inside(task))), name)
         return TaskOutcome(listed(end.failed, reasons.MOST_NAMED) or first, state, end.is_canceled, time, end.failed)
-
-    def _loop(self, task: Task, component: Component, scope: Scope) -> TaskOutcome:
-        node, end = self._nodes.get(f"{scope.node}.{task.name}"), TaskOutcome()
-        for body in self._bodies(node.name, scope, scope.names) if node is not None else ():
-            end = self._iterations(task, component, body)
-        if end.state in (State.SKIPPED, State.NOT_RUN):
-            return end
-        return self._group_end(task, component, node, end, scope)
 
     def _iterations(self, task: Task, component: Component, scope: Scope) -> TaskOutcome:
         """Read the iterations of a loop; ``scope`` is the loop's own node."""
