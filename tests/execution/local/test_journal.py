@@ -40,7 +40,7 @@ EMPTY = Pipeline("p", Component("root", "dag", dag=Dag({})), {})
 
 def create(folder, name="run-1"):
     """Return the journal of a new run, which must be recorded completely."""
-    return Journal.create(folder / name, EMPTY, {}, {}, pytest.fail)
+    return Journal(folder / name, EMPTY, {}, {}, pytest.fail)
 
 
 def stage(name, state=State.SUCCEEDED):
@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_as_a_run_begins(tmp_path):
 
 def test_what_json_has_not(tmp_path):
     warnings = []
-    with Journal.create(tmp_path / "run-1", EMPTY, {}, {}, warnings.append) as journal:
+    with Journal(tmp_path / "run-1", EMPTY, {}, {}, warnings.append) as journal:
         for _ in range(2):
             journal.write(StageFinished(StageResult("a", "a", State.SUCCEEDED, outputs={"x": object()})))
         journal.write(stage("b"))

@@ -202,7 +202,7 @@ def replay_invocation(
     watch = _Notices()
     with (
         connected(chosen, run_id) as docker,
-        Journal.create(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
+        Journal(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
     ):
         context = make_context(folder, chosen, given, containers, docker)
         plan = _plan(invocation, context, overrides, named_base)

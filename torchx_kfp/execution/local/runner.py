@@ -182,7 +182,7 @@ def start(
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}
         resumes = resumed_id(loaded.description)
-        with Journal.create(folder, loaded, values, stored, watch.on_warning, resumes, exist_ok=is_again) as journal:
+        with Journal(folder, loaded, values, stored, watch.on_warning, resumes, exist_ok=is_again) as journal:
             if prepared.plan is not None and prepared.plan.folder is not None:
                 _end_left(prepared.plan.folder, docker)
             context = make_context(folder, chosen, given, containers, docker)

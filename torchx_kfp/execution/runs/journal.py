@@ -56,17 +56,8 @@ class Journal:
     A full or failing disk does not end the run. The journal warns once, and drops the events that it cannot write.
     """
 
-    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        """Make a journal that is not open yet; use ``create``."""
-        self.folder = folder
-        self._warn = warn
-        self._warned = False
-        self._lock: int | None = None
-        self._events: int | None = None
-
-    @classmethod
-    def create(
-        cls,
+    def __init__(
+        self,
         folder: Path,
         pipeline: Pipeline,
         arguments: Mapping[str, Any],
@@ -75,7 +66,7 @@ class Journal:
         resumes: str = "",
         *,
         exist_ok: bool = False,
-    ) -> Journal:
+    ) -> None:
         """Make the folder of a run, named by its id, and open the journal of the run.
 
         Args:
@@ -91,7 +82,11 @@ class Journal:
             ArgumentError: the folder cannot be made; or the disk is full, and the folder is removed.
         """
         make_folder(folder, "output_dir", "--output-dir", exist_ok=exist_ok)
-        journal = cls(folder, warn)
+        self.folder = folder
+        self._warn = warn
+        self._warned = False
+        self._lock: int | None = None
+        self._events: int | None = None
         request = {
             "version": VERSION,
             "run_id": folder.name,
@@ -102,22 +97,21 @@ class Journal:
             **({"resumes": resumes} if resumes else {}),
         }
         # Each step may fail by itself: a file system without locks can still store files.
-        with journal._recording():
-            journal._take_lock()
+        with self._recording():
+            self._take_lock()
         try:
-            with journal._recording(OSError):
+            with self._recording(OSError):
                 write_file(folder / PIPELINE_FILE, pipeline.text.encode(), durable=False)
                 write_file(folder / REQUEST_FILE, f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
         except OSError as error:
-            journal.close()
+            self.close()
             shutil.rmtree(folder, ignore_errors=True)  # without these files, the run could not be resumed
             raise ArgumentError(
                 f"The run cannot be recorded in {str(folder)!r}: {explain(error)}. Make room, or name another place "
                 "for it (output_dir, or --output-dir on the command line)."
             ) from None
-        with journal._recording():
-            journal._open_events()
-        return journal
+        with self._recording():
+            self._events = self._open(EVENTS_FILE, os.O_WRONLY | os.O_APPEND)
 
     def write(self, event: Event) -> None:
         """Append the event. If the process is killed meanwhile, only this line is left unfinished."""
@@ -180,9 +174,6 @@ class Journal:
                 time.sleep(0.02)
         os.ftruncate(self._lock, 0)
         os.write(self._lock, f"{os.getpid()}\n".encode())
-
-    def _open_events(self) -> None:
-        self._events = self._open(EVENTS_FILE, os.O_WRONLY | os.O_APPEND)
 
     def _open(self, name: str, flags: int) -> int:
         """Open a file of the folder, or create it. If the folder is somebody else's, it may be a link or a device."""
