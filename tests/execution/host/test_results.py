@@ -107,10 +107,18 @@ def test_a_base_that_only_the_run_names_is_not_read(tmp_path: Path, silent: str,
 
 STORES = ["s3://b/x", "s3a://b.c-d/x", "gs://b", "gcs://b/x/y", "az://c/x", "abfs://c@account.dfs.core.windows.net/x"]
 DIRECTORIES = ["results", "/results", "file:///results", "local:///results", "memory://results"]
-SERVERS = ["http://127.0.0.1:1/x", "FTP://host/x", "simplecache::http://host/x", "s3://b::http://host"]
+SERVERS = ["http://127.0.0.1:1/x", "FTP://host/x"]
+#: fsspec may find the name of any server in a file.
+CHAINS = [
+    "simplecache::http://host/x",
+    "s3://b::http://host",
+    "file://a::http://b",
+    "memory://a::http://b",
+    "reference::/x",
+]
 
 
-@pytest.mark.parametrize("base", [*STORES, *DIRECTORIES, *SERVERS, "file://a::http://b"])
+@pytest.mark.parametrize("base", [*STORES, *DIRECTORIES, *SERVERS, *CHAINS])
 def test_who_names_a_base_decides_whether_it_is_read(base: str) -> None:
     assert why_not_read(base, [base], ran_here=True) == ""
     assert (why_not_read(base, ()) == "") is (base in STORES)

@@ -92,13 +92,13 @@ def why_not_read(base: str, trusted_bases: Collection[str], *, ran_here: bool = 
         trusted_bases: the bases that the user has named.
         ran_here: whether the run is in a folder, so that directories are those of this machine.
     """
-    scheme = _SCHEME.match(base)
-    protocol = scheme[1].lower() if scheme else "file"
-    is_chained = "::" in base
     if is_object_store(base):
         return ""
-    is_local = protocol in ("file", "local") and not is_chained and "://" not in _place(base)
-    if ran_here and (is_local or (protocol == "memory" and not is_chained)):
+    scheme = _SCHEME.match(base)
+    # What is behind reference::/file may be on any server.
+    protocol = "" if "::" in base else scheme[1].lower() if scheme else "file"
+    is_local = protocol in ("file", "local") and "://" not in _place(base)
+    if ran_here and (is_local or protocol == "memory"):
         return ""
     if protocol == "memory":
         return "it is in the memory of the stages' processes"
