@@ -290,6 +290,26 @@ def test_what_an_importer_reads_is_read_by_those_that_take_its_artifact(fails: s
         assert {step.name for step in again.running} == {"make", "take", failed}
 
 
+def test_what_comes_after_a_stage_runs_again_if_it_would_not_wait_for_its_success() -> None:
+    @dsl.pipeline(name="table")
+    def ordered():
+        first = make(text="first")
+        make(text="plain").after(first)
+        make(text="always").after(first).ignore_upstream_failure()
+        make(text="last")
+
+    loaded, run = load_pipeline(ordered), RunState()
+    states = {"make": State.SUCCEEDED, "make-2": State.SUCCEEDED, "make-3": State.SUCCEEDED, "make-4": State.FAILED}
+    ends = {name: StageResult(name, name, state) for name, state in states.items()}
+    record = RunRecord("r", "table", 0.0, (), run, False, lambda: loaded, None)
+    plan = plan_resume(EarlierRun(record, loaded, ends, gone={"make": "it is gone"}), loaded, {}, is_here=False)
+    assert {step.name: step.reason for step in plan.running} == {
+        "make": "it is gone",
+        "make-3": "make runs before it",
+        "make-4": "it failed",
+    }
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match=says("table-1", "not over", "torchx-kfp watch", "torchx-kfp cancel")):
         planned(earlier(state=State.RUNNING))

@@ -9,7 +9,7 @@ from kfp import dsl
 from tests.execution.local.components import shell
 from tests.execution.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from tests.watching import Heard
-from torchx_kfp.execution.runs.events import LoopStarted, RunStarted, StageFinished, encode
+from torchx_kfp.execution.runs.events import LoopStarted, PipelineRetried, RunStarted, StageFinished, encode
 from torchx_kfp.execution.runs.events import StageRetried as Retried
 from torchx_kfp.execution.runs.events import StageStarted as Started
 from torchx_kfp.execution.runs.events import StageWaiting as Waiting
@@ -81,6 +81,15 @@ def test_a_nested_pipeline_that_is_tried_again_is_no_stage(execute_failing) -> N
     assert list(run.tasks) == ["inner/shell"]
     assert run.counts() == {State.FAILED: 1}
     assert [stage.attempts for stage in run.result().stages] == [2]
+
+
+def test_a_nested_pipeline_that_is_tried_again_changes_what_failed_in_it(run: RunState) -> None:
+    for name, state in (("first", State.FAILED), ("inner/a", State.FAILED), ("inner/b[0]", State.SUCCEEDED)):
+        run.on_event(finished(name, state))
+    run.on_event(PipelineRetried("inner", 1, "failed in inner/a", 5.0, time=21.0))
+    states = {name: stage.state for name, stage in run.by_name.items()}
+    assert states == {"first": State.FAILED, "inner/a": State.RETRYING, "inner/b[0]": State.SUCCEEDED}
+    assert run.by_name["inner/a"].retry_at == 26.0
 
 
 def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:

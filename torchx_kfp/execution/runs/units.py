@@ -342,12 +342,7 @@ class OutputLookup:
         """
         key = (unit.path, output)
         if key not in self._found:
-            try:
-                self._found[key] = self._usable(self._of_unit(unit, output))
-            except OutputNotKnownError as error:
-                self._found[key] = error
-        if isinstance(self._found[key], OutputNotKnownError):
-            raise self._found[key]
+            self._found[key] = self._usable(self._of_unit(unit, output))
         return self._found[key]
 
     def _usable(self, value: Any) -> Any:
