@@ -1,6 +1,7 @@
 """Events as JSON and back: the form that a run's folder keeps and ``--json`` prints."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -171,7 +172,9 @@ def test_what_a_later_version_adds_is_passed_over():
         ({"event": ["x"]}, says("event of a run", "TypeError", "'list'")),
         ({"event": "stage_waiting"}, says("event of a run", "StageWaiting", "'name'", "'task'")),
         ({**encode(StageFinished(result())), "state": "lost"}, says("'lost'", "State")),
-        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, says("event of a run", "TypeError", "'int'")),
+        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, says("event of a run", "'artifacts' is 1")),
+        ({**encode(StageFinished(result())), "duration": math.nan}, says("event of a run", "'duration' is nan")),
+        ({**encode(StageFinished(result())), "attempts": True}, says("event of a run", "'attempts' is True")),
     ],
 )
 def test_what_is_no_event(content, message):

@@ -14,11 +14,10 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
-from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -188,10 +187,15 @@ NAMES: dict[str, type[Any]] = {
 }
 _PATHS = {"folder", "log_file"}
 #: Limits of times and durations in seconds, which dates have as well, and of counts, which JSON has exactly.
-_MOST_SECONDS, _MOST = 1e11, 2**53
+_MOST: dict[Any, float] = {float: 1e11, int: 2**53}
+#: What values are in JSON whose types are not dataclasses.
+_IN_JSON: dict[Any, Any] = {
+    **{kind: kind for kind in (str, int, bool, list, types.NoneType)},
+    **{Any: object, float: (int, float), tuple: list, Path: str, State: str},
+}
 #: The types of a dataclass's fields.
-_hints = functools.cache(get_type_hints)
-_is_dataclass = functools.cache(dataclasses.is_dataclass)
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
+_T = TypeVar("_T")
 
 
 def encode(event: Event) -> dict[str, Any]:
@@ -215,20 +219,12 @@ def decode(content: Mapping[str, Any]) -> Event | None:
     """
     try:
         kind = NAMES.get(content["event"])
-        if kind is None:
-            return None
-        if kind is StageFinished:
-            result = StageResult(**_fields(StageResult, content))
-            event: Event = StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
-        else:
-            event = kind(**_fields(kind, content))
+        # The result of a stage is not in an object of its own.
+        return None if kind is None else read_fields(kind, {**content, "result": content})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not an event of a run ({type(error).__name__}: {error})") from None
-    try:
-        verify_fields(event)
     except ValueError as error:
         raise ValueError(f"it is not an event of a run: {error}") from None
-    return event
 
 
 def _encode(key: str, value: Any) -> Any:
@@ -244,24 +240,6 @@ def _encode(key: str, value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
 
 
-def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    names = {item.name for item in dataclasses.fields(kind)}
-    return {key: _decode(key, value) for key, value in content.items() if key in names}
-
-
-def _decode(key: str, value: Any) -> Any:
-    if key in _PATHS:
-        return None if value is None else Path(value)
-    if key == "state":
-        return State(value)
-    if key == "artifacts":
-        return {
-            name: ArtifactList(map(_decode_artifact, made)) if isinstance(made, list) else _decode_artifact(made)
-            for name, made in value.items()
-        }
-    return tuple(value) if key in ("not_applied", "differs", "stages", "files") else value
-
-
 def _encode_artifact(artifact: Artifact) -> dict[str, Any]:
     """Return an artifact as a JSON object."""
     kind = {"type": artifact.type.title, "version": artifact.type.version}
@@ -269,38 +247,43 @@ def _encode_artifact(artifact: Artifact) -> dict[str, Any]:
     return {**content, "custom_path": artifact.custom_path} if artifact.custom_path else content
 
 
-def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
-    """Return the artifact that ``_encode_artifact`` made the object from."""
-    kind = ArtifactType(content["type"], content["version"])
-    return Artifact(content["name"], kind, content["uri"], content["metadata"], content.get("custom_path", ""))
-
-
-def verify_fields(value: Any) -> None:
-    """Verify that the fields of a dataclass have the types of their annotations, and sensible numbers.
+def read_fields(kind: type[_T], content: Mapping[str, Any]) -> _T:
+    """Return the dataclass with these values, which are those of its fields as JSON has them. Others are left out.
 
     Raises:
-        ValueError: a field does not; the message continues a sentence that begins with the dataclass.
+        ValueError: a value does not fit its field; the message continues a sentence that begins with the dataclass.
+        TypeError: a field is missing.
     """
-    kind: Any = type(value)
-    for name, hint in _hints(kind).items():
-        if not _fits(given := getattr(value, name), hint):
-            raise ValueError(f"its {name!r} is {shown(given)}")
+    return kind(**{name: _read(hint, content[name], name) for name, hint in _hints(kind).items() if name in content})
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _read(hint: Any, value: Any, name: str) -> Any:
+    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    hint = next((each for each in kinds if _fits(each, value)), None)
+    if hint is None:
+        raise ValueError(f"its {name!r} is {shown(value)}")
     origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in args)
+    if origin is Mapping:
+        return {key: _read(args[1], item, name) for key, item in value.items()}
     if origin is not None:
-        items = value.values() if isinstance(value, Mapping) else value
-        return isinstance(value, origin) and all(_fits(item, args[issubclass(origin, Mapping)]) for item in items)
-    if hint in (int, float):
-        kinds, most = (int, _MOST) if hint is int else ((int, float), _MOST_SECONDS)
-        return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= most
-    if not isinstance(value, hint):
+        return (tuple if origin is tuple else ArtifactList)(_read(args[0], item, name) for item in value)
+    if hint is Artifact:
+        of_type = {"title": value["type"], "version": value["version"]}
+        return read_fields(Artifact, {**value, "type": of_type, "imported": False})
+    if hint in (Path, State):
+        return hint(value)
+    return read_fields(hint, value) if _in_json(hint) is dict else value
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Tell whether JSON may have this value for an annotation that is not a union."""
+    if not isinstance(value, _in_json(hint)):
         return False
-    if _is_dataclass(hint):
-        verify_fields(value)
-    return True
+    # NaN is no number of seconds, and True is none.
+    return hint not in _MOST or (not isinstance(value, bool) and abs(value) <= _MOST[hint])
+
+
+@functools.cache
+def _in_json(hint: Any) -> Any:
+    """Return the types that values with an annotation have in JSON; those of dataclasses are objects."""
+    return _IN_JSON.get(get_origin(hint) or hint, dict)

@@ -18,7 +18,7 @@ from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError,
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
 from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
-from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, verify_fields
+from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, read_fields
 from torchx_kfp.execution.runs.journal import (
     EVENTS_FILE,
     LOG_FILE,
@@ -348,13 +348,10 @@ def _read_request(folder: Path, corrupt: list[str]) -> _RunFile:
         if not isinstance(content, dict):
             raise ValueError("it does not contain a JSON object")
         verify_depth(content, _DEEPEST)
-        names = {item.name for item in dataclasses.fields(_RunFile)}
-        request = _RunFile(**{name: value for name, value in content.items() if name in names})
-        verify_fields(request)
+        return read_fields(_RunFile, content)
     except (OSError, ValueError, RecursionError) as error:
         corrupt.append(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
         return _RunFile()
-    return request
 
 
 def created(folder: Path, request: _RunFile | None = None) -> float:
