@@ -14,10 +14,10 @@ from collections import defaultdict
 from dev.benchmarks import show, timed
 from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
-from torchx_kfp.execution.host.run_pipeline import RunPipeline
-from torchx_kfp.execution.host.snapshot import Snapshot, changes
+from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot, changes
 from torchx_kfp.execution.host.stages import Step
-from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.earlier_run import outline
+from torchx_kfp.execution.runs.state import RunState
 
 STAGES, STEP = 1000, 10
 #: Seconds from one answer to the next.

@@ -22,7 +22,7 @@ from tests.execution.host.commands import write_pipelines
 from tests.fake_kfp import KfpHost
 from tests.pages_host import Around
 from tests.programs import PROGRAM, Program
-from torchx_kfp.host import connect, submit
+from torchx_kfp.host import submit
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def _running_host() -> Around:
             wait_until(
                 lambda: run.fetch(["script"]) and run.read().run.attempts_at("script")[0].log_file.stat().st_size
             )
-            connect(host=host.url).terminate(run.run_id)
+            run.terminate()
         ended(host, run.run_id)
 
     start("good", "a good run", tracker_base=str(base))

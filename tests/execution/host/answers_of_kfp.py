@@ -12,8 +12,8 @@ from typing import Any
 
 from torchx_kfp.contract.command import encode
 from torchx_kfp.contract.inputs import parameter_placeholder
+from torchx_kfp.execution.runs.earlier_run import ResumeRecord
 from torchx_kfp.execution.runs.events import StageFinished, decode
-from torchx_kfp.execution.runs.resume_record import ResumeRecord
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
 #: The names of the recorded runs of one pipeline. There are others, whose answers are known at their end only.

@@ -23,7 +23,6 @@ from tests.programs import OF_USER
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.entrypoints.cli.commands.logs import _Printer
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.execution.host.run import DEFAULT_POLICY
 from torchx_kfp.host import attach
 
 #: How many answers are changed; by hand, more can be.
@@ -108,8 +107,8 @@ def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scripte
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(DEFAULT_POLICY.__dict__, "sleep", lambda seconds: None)
-    monkeypatch.setitem(DEFAULT_POLICY.__dict__, "patience", 0.0)
+    for seconds in ("SHORTEST", "LONGEST", "PATIENCE"):
+        monkeypatch.setattr(f"torchx_kfp.execution.host.run.{seconds}", 0.0)
     with scripted(lambda request: Reply({})) as server:
         monkeypatch.setenv("TORCHX_KFP_HOST", server.url)
         monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", str(tmp_path))

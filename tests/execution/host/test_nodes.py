@@ -19,8 +19,7 @@ from tests.execution.host.event_logs import workflow
 from tests.facts import says
 from torchx_kfp.execution.host import nodes as manifest_module
 from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
-from torchx_kfp.execution.host.run_pipeline import RunPipeline
-from torchx_kfp.execution.host.snapshot import Snapshot
+from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.runs.vocabulary import State
 
 

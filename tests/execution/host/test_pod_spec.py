@@ -12,8 +12,7 @@ from tests.execution.host.answers_of_kfp import last, manifest
 from tests.execution.host.event_logs import answers, replaying
 from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
 from torchx_kfp.execution.host.pod_spec import PodSpec
-from torchx_kfp.execution.host.run_pipeline import RunPipeline
-from torchx_kfp.execution.host.snapshot import Snapshot
+from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
 from torchx_kfp.execution.runs.source import place_of
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,13 +25,12 @@ from tests.fake_kfp.faults import Fault
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.errors import HostCredentialsError, HostError
 from torchx_kfp.execution.host.connection import Connection, Timeouts
-from torchx_kfp.execution.host.run import HostRun, PollPolicy
+from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.host import Host
 from torchx_kfp.local import State, load_pipeline
 
-QUICK = PollPolicy(shortest=0.02, longest=0.1, patience=0.5)
-PATIENT = dataclasses.replace(QUICK, patience=60)
+POLLS = "torchx_kfp.execution.host.run"
 FAILS = "import sys; print('broken'); sys.exit(7)"
 
 
@@ -40,15 +40,19 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def start(kfp_host: KfpHost, said: list[str], tmp_path: Path) -> Callable[..., HostRun]:
+def start(
+    kfp_host: KfpHost, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., HostRun]:
     """Start a run, which goes on until there is a file ``go`` unless it has another program."""
+    monkeypatch.setattr(f"{POLLS}.SHORTEST", 0.02)
+    monkeypatch.setattr(f"{POLLS}.LONGEST", 0.1)
     waits = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)"
 
-    def start(code: str = waits, policy: PollPolicy = QUICK, **settings: Any) -> HostRun:
+    def start(code: str = waits, **settings: Any) -> HostRun:
         patience = Timeouts(connect=5, read=20, wait=0.001)
         connection = Connection(Settings(host=kfp_host.url, **settings), patience)
         run_id = Host(connection).submit(load_pipeline(small), {"code": code})
-        return HostRun(connection, run_id, policy=policy, say=said.append)
+        return HostRun(connection, run_id, say=said.append)
 
     return start
 
@@ -66,7 +70,7 @@ def when(condition: Callable[[], Any], action: Callable[[], Any]) -> Iterator[No
 def test_a_connection_that_is_lost_while_a_run_is_watched(
     kfp_host: KfpHost, start: Callable[..., HostRun], said: list[str], fault: dict[str, Any], tmp_path: Path
 ) -> None:
-    follower = start(policy=PATIENT).follow()
+    follower = start().follow()
     next(follower)
     kfp_host.add(Fault(times=9, **fault))
     with when(lambda: len(said) == 2, (tmp_path / "go").touch):
@@ -99,7 +103,7 @@ def test_a_token_that_changes_while_a_run_is_watched(
     file = tmp_path / "token"
     file.write_text("first")
     kfp_host.token = "first"
-    follower = start(policy=PATIENT, token_file=str(file)).follow()
+    follower = start(token_file=str(file)).follow()
     next(follower)
     # The file follows a moment later; it may be empty until then.
     kfp_host.token = "second"
@@ -114,8 +118,13 @@ def test_a_token_that_changes_while_a_run_is_watched(
 
 @pytest.mark.parametrize("is_token", [True, False])
 def test_a_host_that_goes_on_failing_ends_a_watch(
-    kfp_host: KfpHost, start: Callable[..., HostRun], said: list[str], is_token: bool
+    kfp_host: KfpHost,
+    start: Callable[..., HostRun],
+    said: list[str],
+    is_token: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(f"{POLLS}.PATIENCE", 0.5)
     kfp_host.token = "first"
     follower = start("import time; time.sleep(300)", existing_token="first").follow()
     next(follower)
@@ -132,7 +141,7 @@ def test_a_host_that_goes_on_failing_ends_a_watch(
 # Waits
 
 
-def waits(changes: list[bool], policy: PollPolicy) -> list[float]:
+def waits(changes: list[bool], monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the waits after looks at a run that has changed, or not."""
     answer = {**polls("succeeded")[0], "state": "RUNNING", "state_history": []}
     slept: list[float] = []
@@ -146,16 +155,15 @@ def waits(changes: list[bool], policy: PollPolicy) -> list[float]:
                 answer["state_history"].append({"state": state, "update_time": "2026-11-22T03:00:00Z"})
 
     with scripted(lambda request: Reply(answer)) as server:
-        policy = dataclasses.replace(policy, sleep=sleep)
-        *_, record = HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow()
+        monkeypatch.setattr(f"{POLLS}.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        *_, record = HostRun(Connection(Settings(host=server.url)), answer["run_id"]).follow()
     assert record.run.state is State.FAILED
     return slept
 
 
-def test_waits_grow_while_nothing_changes_and_begin_again_after_a_change() -> None:
-    changes = [True, True, False, False, False, False, True, False]
-    assert waits(changes, PollPolicy(shortest=1, longest=5, factor=2)) == [1, 1, 2, 4, 5, 5, 1, 2]
-    found = waits([True] + [False] * 20, PollPolicy())
+def test_waits_grow_while_nothing_changes_and_begin_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert waits([True, True, False, False, True, False], monkeypatch) == [1, 1, 1.4, 1.96, 1, 1.4]
+    found = waits([True] + [False] * 20, monkeypatch)
     assert (found[0], found[-1]) == (1.0, 10.0)
     assert sum(found[:6]) < 20, "a stage of some seconds is seen while it runs"
 

@@ -12,15 +12,15 @@ import yaml
 
 from tests.execution.host.answers_of_kfp import polls
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
-from torchx_kfp.execution.host.run_pipeline import RunPipeline
-from torchx_kfp.execution.host.snapshot import Snapshot
+from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.host.submission import check_submission
 from torchx_kfp.execution.local.preflight import check_supported, find_not_applied
 from torchx_kfp.execution.model.workflow import describe, measure
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.values import complete_arguments
+from torchx_kfp.execution.runs.earlier_run import outline
 from torchx_kfp.execution.runs.events import encode
-from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.state import RunState
 
 #: The number of damaged pipelines: more of them find more errors.
 SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))

@@ -14,18 +14,16 @@ from torchx.specs import AppDef, Role
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.host.run_pipeline import RunPipeline
-from torchx_kfp.execution.host.snapshot import Snapshot
+from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import ArtifactType, Pipeline
 from torchx_kfp.execution.pipeline.walk import walk, without_indices
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, ResumeRecord, earlier_run, read_record, whole_pipeline
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
-from torchx_kfp.execution.runs.resume_record import ResumeRecord, read_record, whole_pipeline
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.units import OutputLookup, Units
 from torchx_kfp.execution.runs.vocabulary import State

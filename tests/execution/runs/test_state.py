@@ -9,13 +9,14 @@ from kfp import dsl
 from tests.execution.local.components import shell
 from tests.execution.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from tests.watching import Heard
+from torchx_kfp.execution.runs.earlier_run import outline
 from torchx_kfp.execution.runs.events import LoopStarted, PipelineRetried, RunStarted, StageFinished, encode
 from torchx_kfp.execution.runs.events import StageRetried as Retried
 from torchx_kfp.execution.runs.events import StageStarted as Started
 from torchx_kfp.execution.runs.events import StageWaiting as Waiting
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.local import load_pipeline
 

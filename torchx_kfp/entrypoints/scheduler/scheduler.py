@@ -189,9 +189,7 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         return filter_regex(regex, lines) if regex else lines
 
     def _cancel_existing(self, app_id: str) -> None:
-        from torchx_kfp.execution.host.host_runs import Host
-
-        Host(self._of_app(app_id)).terminate(app_id)
+        self._run(app_id).terminate()
 
     def _delete_existing(self, app_id: str) -> None:
         """Cancel the app, unless it has ended: what KFP has recorded of a run stays."""

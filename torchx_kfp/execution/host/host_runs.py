@@ -1,8 +1,7 @@
-"""Runs on a KFP host: submit one, find it by a name, list all, cancel one, and retry one."""
+"""Runs on a KFP host: submit one, find it by a name, and list all."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import os
@@ -13,16 +12,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import (
     AmbiguousRunError,
-    ArgumentError,
     HostAnswerLostError,
     HostError,
-    HostNotFoundError,
     UnknownRunError,
 )
 from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
@@ -34,7 +30,7 @@ from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.runs.resume_record import read_record, resumed_id
+from torchx_kfp.execution.runs.earlier_run import read_record, resumed_id
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -226,42 +222,6 @@ class Host:
         found = self._runs(where.query(time.time()), limit, "scheduled_at" if where.schedule_id else "created_at")
         return itertools.islice((run for run in found if not where.states or run.state in where.states), limit)
 
-    def terminate(self, run_id: str) -> None:
-        """Ask the host to end a run, which takes a moment.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            HostError: the host does not answer, or the run has already ended.
-        """
-        with self._known(run_id):
-            self.connection.post(f"{_RUNS}/{quote(run_id, safe='')}:terminate")
-
-    def retry(self, run_id: str) -> None:
-        """Have KFP run again what failed in a run, in the same run. Stages that succeeded are kept.
-
-        Raises:
-            UnknownRunError: there is no such run.
-            ArgumentError: the run has succeeded, or goes on.
-            HostError: the host does not answer, or cannot retry the run, such as one whose workflow it has lost.
-        """
-        path = f"{_RUNS}/{quote(run_id, safe='')}"
-        with self._known(run_id):
-            run = self.connection.get(path)
-        refuse_run_id(run.get("run_id"), f"GET {self.connection.name}{path}", run_id)
-        if (state := run_state(run)) not in (State.FAILED, State.CANCELED):
-            raise ArgumentError(
-                f"The state of the run {run_id} is {state}: KFP retries runs that have failed, or that `torchx-kfp "
-                "cancel` has ended."
-            )
-        self.connection.post(f"{path}:retry")
-
-    @contextlib.contextmanager
-    def _known(self, run_id: str) -> Iterator[None]:
-        try:
-            yield
-        except HostNotFoundError as error:
-            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
-
     def objects(
         self, path: str, key: str, query: str = "", *, limit: int | None = None, order: str = "created_at"
     ) -> Iterator[Mapping[str, Any]]:
@@ -298,10 +258,11 @@ class Host:
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
         run_id = str(run["run_id"])
         refuse_run_id(run_id, f"GET {self.connection.name}{_RUNS}")
+        info = as_object(_spec_of(run), "pipelineInfo")
         return RunSummary(
             run_id=run_id,
             name=str(run.get("display_name") or ""),
-            pipeline=pipeline_name(run),
+            pipeline=as_text(info.get("name")),
             state=run_state(run),
             created=seconds(run.get("created_at")) or 0.0,
             finished=seconds(run.get("finished_at")),
@@ -309,7 +270,7 @@ class Host:
             schedule_id=as_text(run.get("recurring_run_id")),
             scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
             tracker_base=tracker_base_of(run),
-            resumes=resumed_id(as_text(as_object(_spec_of(run), "pipelineInfo").get("description"))),
+            resumes=resumed_id(as_text(info.get("description"))),
         )
 
     def _looked_up(self, query: str) -> Iterator[RunSummary]:
@@ -356,11 +317,6 @@ def tracker_base_of(answer: Mapping[str, Any]) -> str:
         return as_text(parameters[TRACKER_BASE_PARAMETER])
     path = "root", "inputDefinitions", "parameters", TRACKER_BASE_PARAMETER
     return as_text(as_object(_spec_of(answer), *path).get("defaultValue"))
-
-
-def pipeline_name(run: Mapping[str, Any]) -> str:
-    """Return the name of a run's pipeline, from its JSON; empty if it lacks the pipeline."""
-    return str(as_object(_spec_of(run), "pipelineInfo").get("name") or "")
 
 
 def _spec_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,13 +7,13 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import (
+    ArgumentError,
     HostError,
     HostNotFoundError,
     HostRefusedError,
@@ -23,51 +23,34 @@ from torchx_kfp.errors import (
 )
 from torchx_kfp.execution.host.answers import as_object, refuse_run_id
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection
-from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.nodes import Nodes, manifest_of, read_manifest
 from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
 from torchx_kfp.execution.host.pod_logs import StageLogs
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.results import ResultReader
-from torchx_kfp.execution.host.run_pipeline import RunPipeline
-from torchx_kfp.execution.host.snapshot import Snapshot, changes
+from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot, changes
 from torchx_kfp.execution.host.stages import Step
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run, outline, whole_pipeline
 from torchx_kfp.execution.runs.events import Event, StageFinished, StageStarted
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.source import Invocation, choose_stage, not_started, place_of
-from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.units import OutputLookup, Units
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal
 
 #: The most failed stages whose logs are searched for the reason.
 _MOST_EXPLAINED = 20
-
-
-@dataclass(frozen=True)
-class PollPolicy:
-    """How often a run is polled. Times are in seconds.
-
-    The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
-    changes. A host that reports errors, or refuses the credentials, is asked again for ``patience``: its database may
-    restart, and a token may be renewed too late.
-    """
-
-    shortest: float = 1.0
-    longest: float = 10.0
-    factor: float = 1.4
-    patience: float = 60.0
-    sleep: Callable[[float], object] = time.sleep
-
-
-DEFAULT_POLICY = PollPolicy()
+#: The seconds between two polls after a change, and at most: while nothing changes, they grow by the factor.
+SHORTEST, LONGEST, FACTOR = 1.0, 10.0, 1.4
+#: For how many seconds a host is asked again that reports errors, or refuses the credentials: its database may restart,
+#: and a token may be renewed too late.
+PATIENCE = 60.0
 
 
 class HostRun(ReadableRun):
@@ -83,7 +66,6 @@ class HostRun(ReadableRun):
         connection: Connection,
         run_id: str,
         *,
-        policy: PollPolicy = DEFAULT_POLICY,
         say: Callable[[str], object] | None = None,
         reads: Literal["all", "run ids", "none"] = "all",
         trusted_bases: Collection[str] = (),
@@ -94,7 +76,6 @@ class HostRun(ReadableRun):
         Args:
             connection: the host.
             run_id: the run's id: see ``Host.find``.
-            policy: how often ``follow`` asks.
             say: gets sentences about a host that does not answer, and about logs that cannot be read. By default, they
                 are written to stderr.
             reads: whether to read the results of stages, or to find their run ids only.
@@ -104,8 +85,8 @@ class HostRun(ReadableRun):
         """
         self.run_id = run_id
         self.link = connection.link(run_id)
+        self._path = f"{V2BETA1}/runs/{quote(run_id, safe='')}"
         self._connection = connection
-        self._policy = policy
         self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
         self._trusted_bases = {connection.settings.tracker_base, *trusted_bases}
         self._reads = reads
@@ -125,7 +106,7 @@ class HostRun(ReadableRun):
         self._run = RunState()
         self._last: RunRecord | None = None
         #: The seconds before the last poll.
-        self._wait = policy.shortest
+        self._wait = SHORTEST
         #: Since when the host does not answer.
         self._lost_at: float | None = None
         #: The last answer of the host, as JSON of v2beta1.
@@ -169,7 +150,7 @@ class HostRun(ReadableRun):
             if self._lost_at is None:
                 self._lost_at = now
                 self._say(f"{self._connection.name} cannot be asked about the run: trying again. ({error})")
-            elif not isinstance(error, HostUnreachableError) and now - self._lost_at >= self._policy.patience:
+            elif not isinstance(error, HostUnreachableError) and now - self._lost_at >= PATIENCE:
                 raise
             return self._last
         if self._lost_at is not None:
@@ -178,9 +159,8 @@ class HostRun(ReadableRun):
         return record
 
     def _pause(self, *, changed: bool, longest: float | None) -> None:
-        policy = self._policy
-        self._wait = policy.shortest if changed else min(self._wait * policy.factor, policy.longest)
-        policy.sleep(self._wait if longest is None else min(self._wait, longest))
+        self._wait = SHORTEST if changed else min(self._wait * FACTOR, LONGEST)
+        time.sleep(self._wait if longest is None else min(self._wait, longest))
 
     def fetch(self, stages: Collection[str]) -> bool:
         """Update the log files of the named stages; return False if one cannot be read.
@@ -284,15 +264,33 @@ class HostRun(ReadableRun):
         return found
 
     def terminate(self) -> None:
-        """Ask the host to end the run. The errors are those of ``Host.terminate``."""
-        Host(self._connection).terminate(self.run_id)
+        """Ask the host to end the run, which takes a moment.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            HostError: the host does not answer, or the run has already ended.
+        """
+        try:
+            self._connection.post(f"{self._path}:terminate")
+        except HostNotFoundError as error:
+            raise self._unknown(error) from None
 
     def retry(self) -> HostRun:
         """Have KFP run again what failed, in the same run, and return the run, for ``.wait()``.
 
-        Stages that succeeded are kept. The errors are those of ``Host.retry``.
+        Stages that succeeded are kept.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            ArgumentError: the run has succeeded, or goes on.
+            HostError: the host does not answer, or cannot retry the run, such as one whose workflow it has lost.
         """
-        Host(self._connection).retry(self.run_id)
+        if (state := run_state(self._ask())) not in (State.FAILED, State.CANCELED):
+            raise ArgumentError(
+                f"The state of the run {self.run_id} is {state}: KFP retries runs that have failed, or that "
+                "`torchx-kfp cancel` has ended."
+            )
+        self._connection.post(f"{self._path}:retry")
         return self
 
     def close(self) -> None:
@@ -302,17 +300,15 @@ class HostRun(ReadableRun):
     # The host's answers
 
     def _ask(self) -> dict[str, Any]:
-        path = f"{V2BETA1}/runs/{quote(self.run_id, safe='')}"
         try:
-            answer = self._connection.get(path)
+            answer = self._connection.get(self._path)
         except HostNotFoundError as error:
-            if self._last is None:
-                raise UnknownRunError(
-                    f"There is no run {self.run_id!r} on {self._connection.name}. ({error})"
-                ) from None
-            raise self._deleted(error) from None
-        refuse_run_id(answer.get("run_id"), f"GET {self._connection.name}{path}", self.run_id)
+            raise (self._unknown(error) if self._last is None else self._deleted(error)) from None
+        refuse_run_id(answer.get("run_id"), f"GET {self._connection.name}{self._path}", self.run_id)
         return answer
+
+    def _unknown(self, error: HostError) -> UnknownRunError:
+        return UnknownRunError(f"There is no run {self.run_id!r} on {self._connection.name}. ({error})")
 
     def _deleted(self, error: HostError) -> HostNotFoundError:
         return HostNotFoundError(

@@ -23,9 +23,8 @@ from torchx_kfp.execution.host.outcomes import (
     reason_of_driver,
     together,
 )
-from torchx_kfp.execution.host.run_pipeline import RunPipeline
 from torchx_kfp.execution.host.states import Progress
-from torchx_kfp.execution.pipeline.spec import Component, Dag, Task, is_volume_task
+from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline, Task, is_volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, walk, without_indices
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.events import (
@@ -102,16 +101,16 @@ class Scope:
 class StageReader:
     """Reads all nodes of a run once."""
 
-    def __init__(self, pipeline: RunPipeline, nodes: Nodes, progress: Progress) -> None:
+    def __init__(self, pipeline: Pipeline, tracked: Mapping[str, ScopedTask], nodes: Nodes, progress: Progress) -> None:
         """Take what is known of the run.
 
         Args:
             pipeline: its pipeline.
+            tracked: the tracked stages, by their names without indices.
             nodes: the nodes of its workflow.
             progress: how far it is. If it is over, each stage has an end.
         """
-        self._known, self._pipeline = pipeline, pipeline.pipeline
-        self._nodes = nodes
+        self._pipeline, self._tracked, self._nodes = pipeline, tracked, nodes
         self._progress = progress
         self._steps: list[Step] = []
         #: The time of the last step of each stage, and how many attempts it had, in all rounds.
@@ -331,7 +330,7 @@ class StageReader:
         if last is not None and last.state is State.SUCCEEDED:
             exit_code = 0
         pod = last.pod if last is not None else ""
-        tracked = self._known.tracked.get(without_indices(name)) if pod else None
+        tracked = self._tracked.get(without_indices(name)) if pod else None
         run_id = f"{self._progress.run_id}/{tracked.facts.stage}/{pod}" if tracked else ""
         started = begun[0].start if begun else None
         time = self._time(ended, started)

@@ -34,14 +34,14 @@ from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, make_run_name, walk
 from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs.earlier_run import outline, read_record, resumed_id
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
 from torchx_kfp.execution.runs.history import folder_of, log_now
 from torchx_kfp.execution.runs.journal import Journal, make_folder
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume_record import read_record, resumed_id
-from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Watch, awaitable_processes, ending_signals, raise_for_signal
 

@@ -21,11 +21,11 @@ from torchx_kfp.contract.inputs import ADDED, INNER, READS, identifier, is_stage
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
+from torchx_kfp.execution.runs.earlier_run import outline, whole_pipeline
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
-from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.source import RunSource
-from torchx_kfp.execution.runs.state import RunState, Session, StageState, outline
+from torchx_kfp.execution.runs.state import RunState, Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Artifact, Record, Recorder
 

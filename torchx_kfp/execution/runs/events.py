@@ -189,10 +189,8 @@ _PATHS = {"folder", "log_file"}
 #: Limits of times and durations in seconds, which dates have as well, and of counts, which JSON has exactly.
 _MOST: dict[Any, float] = {float: 1e11, int: 2**53}
 #: What values are in JSON whose types are not dataclasses.
-_IN_JSON: dict[Any, Any] = {
-    **{kind: kind for kind in (str, int, bool, list, types.NoneType)},
-    **{Any: object, float: (int, float), tuple: list, Path: str, State: str},
-}
+_IN_JSON: dict[Any, Any] = {kind: kind for kind in (str, int, bool, list, types.NoneType)}
+_IN_JSON |= {Any: object, float: (int, float), tuple: list, Path: str, State: str}
 #: The types of a dataclass's fields.
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
 _T = TypeVar("_T")

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, lis
 from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run, read_record
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, read_fields
 from torchx_kfp.execution.runs.journal import (
     EVENTS_FILE,
@@ -30,7 +31,6 @@ from torchx_kfp.execution.runs.journal import (
     is_running,
 )
 from torchx_kfp.execution.runs.record import RunRecord
-from torchx_kfp.execution.runs.resume_record import read_record
 from torchx_kfp.execution.runs.source import Invocation, RunSource, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.state import RunState
 
@@ -42,6 +42,8 @@ _PIECE = 1 << 20
 _DESCRIBED = 5
 #: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
 _DEEPEST = 200
+#: The names of runs and of pods on this machine, which are those of folders.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -242,14 +244,14 @@ def log_now(log: Path | None, folder: Path | None) -> Path | None:
 
     The rest of the recorded path does not count: the events of somebody else could name any file.
     """
-    if log is None or folder is None or log.name != LOG_FILE or not is_name(log.parent.name):
+    if log is None or folder is None or log.name != LOG_FILE or not _NAME.fullmatch(log.parent.name):
         return None
     return folder / log.parent.name / LOG_FILE
 
 
 def folder_of(run: str, other: Path) -> Path | None:
     """Return the folder of a run that the record of another one names, next to that one's; None if it cannot be one."""
-    folder = other.parent / run if is_name(run) else None
+    folder = other.parent / run if _NAME.fullmatch(run) else None
     return folder if folder is None or is_run(folder) or not folder.exists() else None
 
 
@@ -258,7 +260,7 @@ def read_run(folder: str | os.PathLike[str], stages: Mapping[str, bool] | None =
 
     Args:
         folder: the run's folder.
-        stages: the stages of its pipeline, if they are known (see ``state.outline``).
+        stages: the stages of its pipeline, if they are known (see ``earlier_run.outline``).
 
     Raises:
         ArgumentError: the folder is not that of a run, or another version of torchx-kfp made it.
@@ -329,15 +331,6 @@ def is_run(folder: Path) -> bool:
     except (OSError, ValueError):  # a word of a command line may have any characters
         return False
     return EVENTS_FILE in names or REQUEST_FILE in names
-
-
-def is_name(text: str) -> bool:
-    """Tell whether text can be the name of a file or folder in another folder."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can have
-        return False
-    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
 
 
 def _read_request(folder: Path, corrupt: list[str]) -> _RunFile:

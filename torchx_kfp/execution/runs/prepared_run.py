@@ -26,12 +26,11 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipe
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages
-from torchx_kfp.execution.runs.earlier_run import EarlierRun
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, read_record, whole_pipeline
 from torchx_kfp.execution.runs.history import RunReader, find_run
 from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
-from torchx_kfp.execution.runs.resume_record import read_record, whole_pipeline
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.stage_code import changed_files, name_code
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR

@@ -21,10 +21,9 @@ from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.spec import Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.surgery import without_tasks
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
-from torchx_kfp.execution.runs.earlier_run import EarlierRun
+from torchx_kfp.execution.runs.earlier_run import EarlierRun, ResumeRecord
 from torchx_kfp.execution.runs.record import same_base
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.resume_record import ResumeRecord
 from torchx_kfp.execution.runs.units import CODE, CONDITION, OutputLookup, OutputNotKnownError, Unit, Units, differences
 from torchx_kfp.execution.runs.vocabulary import State
 

@@ -192,7 +192,8 @@ def choose_stage(record: RunRecord, stage: str | None) -> str:
         failed = [end.name for end in run.ends if end.state is State.FAILED]
         if len(failed) == 1:
             return failed[0]
-        what = f"{len(failed):,} stages of the run {record.run_id} failed" if failed else _none_failed(record)
+        what = f"{len(failed):,} stages of the run {record.run_id} failed"
+        what = what if failed else f"No stage of the run {record.run_id} has failed"
         candidates = [f"{record.run_id}/{name}" for name in failed or there]
         raise ArgumentError(f"{what}. Name the stage: {listed(candidates, 10) or 'there are none yet'}.")
     found = stages_named(record, stage)
@@ -233,10 +234,6 @@ def not_started(record: RunRecord, stage: str) -> ArgumentError:
         there = shlex.quote(f"{end.cached_from}/{stage}")
         why = f"its results come from the run {end.cached_from}. To replay it there: torchx-kfp replay {there}"
     return ArgumentError(f"{stage!r} was not started in the run {record.run_id}: {why.rstrip('.')}.")
-
-
-def _none_failed(record: RunRecord) -> str:
-    return f"No stage of the run {record.run_id} has failed"
 
 
 def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> ScopedTask:

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
 from torchx_kfp.execution.runs.events import (
     Event,
     LoopStarted,
@@ -28,13 +27,7 @@ from torchx_kfp.execution.runs.events import (
     StageWaiting,
 )
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume_record import whole_pipeline
 from torchx_kfp.execution.runs.vocabulary import State
-
-
-def outline(pipeline: Pipeline) -> dict[str, bool]:
-    """Return the names of all stages, in an order in which they could run, and whether each is in a loop."""
-    return {place.name: place.looped for place in walk(whole_pipeline(pipeline)) if place.is_stage}
 
 
 @dataclass

@@ -26,7 +26,8 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import check_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.earlier_run import outline
+from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.tracking.tracker import check_tracker_base
 
 

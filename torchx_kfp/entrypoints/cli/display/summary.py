@@ -20,10 +20,11 @@ from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
 from torchx_kfp.execution.pipeline.walk import tracked_stages, without_indices
 from torchx_kfp.execution.runs import output_dir_words, resume_words, sent_words
+from torchx_kfp.execution.runs.earlier_run import outline
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import RunResult, StageResult, describe_failure
 from torchx_kfp.execution.runs.source import RunSource
-from torchx_kfp.execution.runs.state import RunState, outline
+from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import ending_signals
 
