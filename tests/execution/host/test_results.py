@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.execution.host.calling import wait_until
 from tests.facts import says
+from torchx_kfp.execution.host import results
 from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.tracking import FsspecResultTracker
@@ -98,7 +99,7 @@ def test_a_base_that_is_not_here(base: str, facts: tuple[str, ...]) -> None:
 def test_a_base_that_only_the_run_names_is_not_read(tmp_path: Path, silent: str, base: str) -> None:
     FsspecResultTracker(tmp_path).put(KEY, secret=1)
     base = base.format(folder=tmp_path, name=tmp_path.name)
-    reader = ResultReader(["", "/", str(tmp_path.parent), f"{tmp_path}x", "s3://bucket"], deadline=5)
+    reader = ResultReader(["", "/", str(tmp_path.parent), f"{tmp_path}x", "s3://bucket"])
     assert reader.read(base, [KEY]) == {}
     [problem] = reader.problems
     assert re.search(says(base, "only the run names it", "TORCHX_KFP_TRACKER_BASE", "s3://bucket/results"), problem)
@@ -149,9 +150,9 @@ def silent() -> object:
     Silent.released.set()
 
 
-def test_a_store_that_hangs_costs_one_deadline(silent: str) -> None:
-    now = 0.0
-    reader = ResultReader([silent], deadline=0.1, again=60, clock=lambda: now)
+def test_a_store_that_hangs_costs_one_deadline(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "DEADLINE", 0.1)
+    reader = ResultReader([silent])
     begun = time.monotonic()
     for _ in range(5):
         assert reader.read(silent, [KEY]) == {}
@@ -160,19 +161,18 @@ def test_a_store_that_hangs_costs_one_deadline(silent: str) -> None:
     assert Silent.asked == 1
     [problem] = reader.problems
     assert "0.1 s" in problem
-    now = 61.0
+    monkeypatch.setattr(results, "AGAIN", 0.0)
     reader.read(silent, [KEY])
     wait_until(lambda: Silent.asked == 2)
 
 
-def test_a_base_that_can_be_read_later_has_no_problem_then(tmp_path: Path) -> None:
-    now = 0.0
+def test_a_base_that_can_be_read_later_has_no_problem_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = tmp_path / "results"
-    reader = ResultReader([str(base)], clock=lambda: now)
+    reader = ResultReader([str(base)])
     assert reader.read(str(base), [KEY]) == {}
     assert reader.problems
     FsspecResultTracker(base).put(KEY, loss=0.5)
-    now = 61.0
+    monkeypatch.setattr(results, "AGAIN", 0.0)
     assert reader.read(str(base), [KEY]) == {KEY: (KEY, {"loss": 0.5})}
     assert reader.problems == ()
 

@@ -6,7 +6,7 @@ The nodes of a run name pods, but neither their UIDs nor the attempts in them, s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import wait
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ from torchx_kfp.tracking.recorder import Recorder
 
 #: The run id of each execution, by its name, and its results.
 _Found: TypeAlias = Mapping[str, tuple[str, Mapping[str, Any]]]
+#: The seconds for which a base is waited for, whatever the store does, and for which one is left alone that failed.
+DEADLINE, AGAIN = 10.0, 60.0
 
 
 def find_run_ids(recorder: Recorder, names: Iterable[str]) -> dict[str, str]:
@@ -40,26 +42,12 @@ def find_run_ids(recorder: Recorder, names: Iterable[str]) -> dict[str, str]:
 class ResultReader:
     """Reads the results of stages from tracker bases. A base that cannot be read is a sentence in ``problems``."""
 
-    def __init__(
-        self,
-        trusted_bases: Collection[str] = (),
-        *,
-        run_ids_only: bool = False,
-        deadline: float = 10.0,
-        again: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Set limits, in seconds.
+    def __init__(self, trusted_bases: Collection[str] = (), *, run_ids_only: bool = False) -> None:
+        """Take the tracker bases that the user has named.
 
-        Args:
-            trusted_bases: the tracker bases that the user has named.
-            run_ids_only: whether to find run ids, and leave their results to the caller.
-            deadline: how long a caller waits, whatever the store does.
-            again: how long a base that could not be read is left alone.
-            clock: the time.
+        ``run_ids_only`` tells whether to find run ids, and leave their results to the caller.
         """
         self._trusted_bases, self._run_ids_only = trusted_bases, run_ids_only
-        self._deadline, self._again, self._clock = deadline, again, clock
         #: When a base could not be read, and the sentence about it.
         self._failed: dict[str, tuple[float, str]] = {}
 
@@ -70,21 +58,21 @@ class ResultReader:
 
     def read(self, base: str, names: Collection[str]) -> _Found:
         """Return the run id of each execution under the base that can be read now, by its name, and its results."""
-        failed_at = self._failed[base][0] if base in self._failed else -self._again
-        if not names or self._clock() - failed_at < self._again:
+        failed_at = self._failed[base][0] if base in self._failed else -AGAIN
+        if not names or time.monotonic() - failed_at < AGAIN:
             return {}
         found: _Found = {}
         if not (why := why_not_read(base, self._trusted_bases)):
             outcome = in_thread(lambda: self._read(base, names))
-            if not wait([outcome], self._deadline).done:
-                why = f"it has not answered within {self._deadline:g} s"
+            if not wait([outcome], DEADLINE).done:
+                why = f"it has not answered within {DEADLINE:g} s"
             elif (error := outcome.exception()) is None:
                 found, why = outcome.result()
             else:  # a driver of fsspec, or a library below it, raises its own
                 why = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
         self._failed.pop(base, None)
         if why:
-            self._failed[base] = self._clock(), missing(base, shorten(printable(why), 400).rstrip("."))
+            self._failed[base] = time.monotonic(), missing(base, shorten(printable(why), 400).rstrip("."))
         return found
 
     def _read(self, base: str, names: Collection[str]) -> tuple[_Found, str]:
