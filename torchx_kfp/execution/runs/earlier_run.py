@@ -22,7 +22,7 @@ from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.load import pipeline_from_text
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import walk
-from torchx_kfp.execution.runs.events import StageFinished, decode, encode
+from torchx_kfp.execution.runs.events import StageFinished, encode, read_fields
 from torchx_kfp.execution.runs.record import RunRecord, why_not_read
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
@@ -61,7 +61,7 @@ class ResumeRecord:
         """Return a pipeline's description with the record; ``own`` is the author's."""
         content = {
             "version": _VERSION,
-            "stages": [*map(_encode, self.ends)],
+            "stages": [encode(StageFinished(end, kept=True, time=0.0)) for end in self.ends],
             "outputs": dict(self.outputs),
             "pipeline": self.text,
         }
@@ -84,9 +84,10 @@ def read_record(description: str) -> ResumeRecord | None:
         content = json.loads(zlib.decompressobj().decompress(base64.b64decode(packed), _LONGEST))
         if content["version"] != _VERSION:
             return None
+        ends = (read_fields(StageResult, each) for each in content["stages"])
         return ResumeRecord(
             resumes=resumes,
-            ends=tuple(end for end in map(_decode, content["stages"]) if end.state in _KEPT and end.cached_from),
+            ends=tuple(end for end in ends if end.state in _KEPT and end.cached_from),
             outputs=dict(content["outputs"]),
             text=str(content["pipeline"]),
         )
@@ -250,14 +251,3 @@ def _missing_files(end: StageResult) -> str:
         *([str(end.log_file)] if end.log_file is not None and needs_folder else []),
     ]
     return next((f"its file {path!r} is gone" for path in paths if not os.path.exists(path)), "")
-
-
-def _encode(result: StageResult) -> dict[str, Any]:
-    return encode(StageFinished(result, kept=True, time=0.0))
-
-
-def _decode(content: Any) -> StageResult:
-    event = decode(content)
-    if not isinstance(event, StageFinished):
-        raise ValueError("it is not the end of a stage")
-    return event.result
