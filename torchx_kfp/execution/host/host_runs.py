@@ -106,7 +106,23 @@ class Host:
         """
         fields = self.run_body(pipeline, arguments, submission)
         name = submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}"
-        return self._create({"display_name": name, **fields})
+        words = shlex.join(self.words)
+        if_lost = (
+            f"The host may have accepted the run {printable(name)!r}. Before you submit it again, look "
+            f"for this name: torchx-kfp runs {words}"
+        )
+
+        def end(number: int) -> None:
+            Terminal(sys.stderr).write_lines([if_lost])
+            raise_for_signal(number)
+
+        with ending_signals(end):
+            run_id = self.connection.post(_RUNS, {"display_name": name, **fields}, if_lost=if_lost).get("run_id")
+        try:
+            refuse_run_id(run_id, f"POST {self.connection.name}{_RUNS}")
+        except HostError as error:
+            raise HostAnswerLostError(f"{error} {if_lost}") from None
+        return str(run_id)
 
     def run_body(
         self,
@@ -136,25 +152,6 @@ class Host:
         if submission.service_account:
             body["service_account"] = submission.service_account
         return body
-
-    def _create(self, body: Mapping[str, Any]) -> str:
-        words = shlex.join(self.words)
-        if_lost = (
-            f"The host may have accepted the run {printable(body['display_name'])!r}. Before you submit it again, look "
-            f"for this name: torchx-kfp runs {words}"
-        )
-
-        def end(number: int) -> None:
-            Terminal(sys.stderr).write_lines([if_lost])
-            raise_for_signal(number)
-
-        with ending_signals(end):
-            run_id = self.connection.post(_RUNS, body, if_lost=if_lost).get("run_id")
-        try:
-            refuse_run_id(run_id, f"POST {self.connection.name}{_RUNS}")
-        except HostError as error:
-            raise HostAnswerLostError(f"{error} {if_lost}") from None
-        return str(run_id)
 
     @property
     def words(self) -> list[str]:
