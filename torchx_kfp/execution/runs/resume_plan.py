@@ -297,7 +297,7 @@ class _Planner:
             before = next((one for one in self._before.values() if {*unit.names} & {*one.names}), None)
         if before is None or (self._then is self._now):
             return ()
-        return differences(self._then.definition(before), self._now.definition(unit))
+        return differences(dict(self._then.definition(before)), dict(self._now.definition(unit)))
 
     def plan(self) -> ResumePlan:
         """Return the plan.

@@ -11,7 +11,7 @@ import functools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from torchx_kfp.common.text import listed
 from torchx_kfp.contract.carried.publisher import output_text
@@ -29,10 +29,6 @@ from torchx_kfp.execution.runs.result import StageResult
 CONDITION, CODE = "condition", "code"
 #: What KFP adds to an artifact's metadata: the store in which it is, and a name for the UI.
 _OF_KFP = ("store_session_info", "display_name")
-
-
-#: What defines a unit, by the stage inside of it, if it is a group, and a name such as ``image``.
-Definition: TypeAlias = Mapping[tuple[str, str], Any]
 
 
 class UnitRead(NamedTuple):
@@ -133,11 +129,11 @@ class Units:
         """The names of all stages, without those for which nothing runs."""
         return frozenset(name for unit in self.by_path.values() for name in unit.names)
 
-    def definition(self, unit: Unit) -> Definition:
-        """Return what defines a unit: the command, image, code and inputs of its stages."""
-        return dict(self._definition(unit))
+    def definition(self, unit: Unit) -> Iterator[tuple[tuple[str, str], Any]]:
+        """Yield what defines a unit: the command, image, code and inputs of its stages.
 
-    def _definition(self, unit: Unit) -> Iterator[tuple[tuple[str, str], Any]]:
+        Each has the stage inside of the unit, if that is a group, and a name such as ``image``.
+        """
         # If a condition reads an output of a stage that runs again, the unit runs again anyway.
         within = {one.path: one for place in unit.stages for one in place.around if one.path.startswith(unit.path)}
         conditions = [(one.task.condition, one.inputs) for one in within.values() if one.task.condition]
@@ -282,7 +278,7 @@ def _of_stage(stage: ScopedTask) -> Iterator[tuple[str, Any]]:
             yield f"input {name}", stage.inputs[name]
 
 
-def differences(before: Definition, now: Definition) -> list[tuple[str, str]]:
+def differences(before: Mapping[tuple[str, str], Any], now: Mapping[tuple[str, str], Any]) -> list[tuple[str, str]]:
     """Return the stages and names of what has changed in a definition, but for stages that only one of them has."""
     both = {stage for stage, _ in before} & {stage for stage, _ in now} | {""}
     return [key for key in dict.fromkeys([*before, *now]) if key[0] in both and before.get(key) != now.get(key)]
