@@ -201,11 +201,8 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
             f"{where} contains {channel.full_name!r} of type {kind}, but text can only contain parameters. Pass an "
             "artifact's URI as a parameter, or record it as a result and read it through the tracker."
         )
-    _check_field(channel, where)
-    for group in pipeline_here(where).groups:
-        if isinstance(group, tasks_group.ParallelFor):
-            _loop_item(group, where)
-    channel = _with_true_type(channel)
+    _loop_items(where)
+    channel = _with_true_type(channel, where)
     loop_item = None
     if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
         loop = pipeline_here(where).groups[-1]
@@ -216,31 +213,25 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
     return Reference(key, channel, _short_name(channel), ir_type(channel), loop_item)
 
 
-def _check_field(channel: pipeline_channel.PipelineChannel, where: str) -> None:
-    """Reject a field that no item of a loop over constants has."""
-    if isinstance(channel, for_loop.LoopArgumentVariable):
-        items = channel.loop_argument.items_or_pipeline_channel
-        fields = list(dict.fromkeys(name for item in items for name in item)) if isinstance(items, list) else []
-        if fields and channel.subvar_name not in fields:
-            raise ChannelError(
-                f"{where} contains the field {channel.subvar_name!r}, which no item of the loop has."
-                f"{did_you_mean(channel.subvar_name, fields)} Their fields: {', '.join(map(repr, fields))}."
-            )
-
-
-def _with_true_type(channel: pipeline_channel.PipelineChannel) -> pipeline_channel.PipelineChannel:
-    """Return the channel; an item of a loop over constants gets the common type of all items.
+def _with_true_type(channel: pipeline_channel.PipelineChannel, where: str) -> pipeline_channel.PipelineChannel:
+    """Return the channel; an item of a loop over constants, or a field of it, gets the common type of all items.
 
     KFP uses the type of the first item, and for all fields of dict items the type of the first field. So it makes
     ``name`` in ``{"lr": 0.1, "name": "a"}`` a number, which the backend rejects, and the items of ``[1, 0.5]``
-    integers, which kfp.local truncates.
+    integers, which kfp.local truncates. A field that no item has is rejected.
     """
     if isinstance(channel, for_loop.LoopArgumentVariable):
-        item = channel.loop_argument
-        if isinstance(item.items_or_pipeline_channel, list):
-            fields = [entry.get(channel.subvar_name) for entry in item.items_or_pipeline_channel]
-            channel = for_loop.LoopArgumentVariable(item, channel.subvar_name)
-            channel.channel_type = _common_type(fields)
+        loop_item, field = channel.loop_argument, channel.subvar_name
+        items = loop_item.items_or_pipeline_channel
+        if isinstance(items, list):
+            fields = list(dict.fromkeys(name for item in items for name in item))
+            if fields and field not in fields:
+                raise ChannelError(
+                    f"{where} contains the field {field!r}, which no item of the loop has."
+                    f"{did_you_mean(field, fields)} Their fields: {', '.join(map(repr, fields))}."
+                )
+            channel = for_loop.LoopArgumentVariable(loop_item, field)
+            channel.channel_type = _common_type([item.get(field) for item in items])
     elif isinstance(channel, for_loop.LoopParameterArgument) and isinstance(channel.items_or_pipeline_channel, list):
         kind = _common_type(channel.items_or_pipeline_channel)
         if type_utils.get_parameter_type(kind) != type_utils.get_parameter_type(channel.channel_type):
@@ -267,25 +258,22 @@ def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
     return "output" if channel.name == "Output" else str(channel.name)
 
 
-def _loop_item(loop: tasks_group.ParallelFor, where: str) -> pipeline_channel.PipelineChannel:
-    item = loop.loop_argument
-    for attribute in ("name", "task_name", "channel_type", "pipeline"):
-        if isinstance(getattr(item, attribute), for_loop.LoopArgumentVariable):
+def _loop_items(where: str) -> list[pipeline_channel.PipelineChannel]:
+    """Return the items of the loops around this line, the innermost first."""
+    loops = [group for group in reversed(pipeline_here(where).groups) if isinstance(group, tasks_group.ParallelFor)]
+    for loop, attribute in itertools.product(loops, ("name", "task_name", "channel_type", "pipeline")):
+        if isinstance(getattr(loop.loop_argument, attribute), for_loop.LoopArgumentVariable):
             raise ChannelError(
                 f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP has an attribute of "
                 "that name, which the field would hide: rename the field."
             )
-    return item
+    return [loop.loop_argument for loop in loops]
 
 
 def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChannel:
     """Return the channel that KFP wrote as this text."""
-    pipeline = pipeline_here(where)
     task_name, name = found["task"], found["name"]
-    for group in reversed(pipeline.groups):
-        if not isinstance(group, tasks_group.ParallelFor):
-            continue
-        item = _loop_item(group, where)
+    for item in _loop_items(where):
         if (item.task_name or "") != task_name:
             continue
         if name == item.name:
@@ -293,7 +281,7 @@ def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChann
         if name.startswith(item.name + _FIELD):
             return for_loop.LoopArgumentVariable(item, name.removeprefix(item.name + _FIELD))
     if task_name:
-        task = pipeline.tasks.get(task_name)
+        task = pipeline_here(where).tasks.get(task_name)
         if task is not None and name in task.outputs:
             output = task.outputs[name]
             if str(output) != found.group():
