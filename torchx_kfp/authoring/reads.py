@@ -156,7 +156,8 @@ def _source(what: object, where: str) -> ReadSource:
             "channel or a string)."
         )
     item = what.output if isinstance(what, dsl.Collected) else what
-    parts, collected = parse(item, where), item is not what
+    collected, is_artifact = item is not what, isinstance(item, pipeline_channel.PipelineArtifactChannel)
+    parts: Text = (Reference("", item, "", "ARTIFACT"),) if is_artifact else parse(item, where)
     if len(parts) > 1:
         raise ReadsError(
             f"{where} is {what!r}, text with a pipeline channel inside. Pass the task or the channel itself."
@@ -164,7 +165,8 @@ def _source(what: object, where: str) -> ReadSource:
     (source,) = parts
     if isinstance(source, str):
         return _run_id(source, where)
-    if source.type != "STRING" and (collected or source.type != "LIST"):
+    fits = ("STRING",) if collected else ("STRING", "LIST")
+    if isinstance(source.argument, str) or source.type not in fits:  # one of KFP's placeholders is text
         raise ReadsError(
             f"{where} is {_show(source.argument)} of type {source.type}, which is not a run id. Give a task, "
             "dsl.Collected(task.outputs['run_id']), or a channel for a run id or a list of run ids."
