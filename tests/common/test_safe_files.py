@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.common.safe_files import UnfitFileError, special_kind, verify_tree, write_file
+from torchx_kfp.common.safe_files import UnfitFileError, copy, special_kind, verify_tree, write_file
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -48,3 +48,11 @@ def test_links_in_a_folder_stay_inside_whatever_its_name(tmp_path: Path, target:
     (folder / "link").symlink_to(target)
     with contextlib.nullcontext() if is_inside else pytest.raises(UnfitFileError, match="link"):
         verify_tree(str(tmp_path / "top"), str(tmp_path))
+
+
+def test_a_whole_copy_of_a_folder_leaves_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for content in ("first", "second"):
+        (tmp_path / "source" / "a").write_text(content)
+        copy(str(tmp_path / "source"), str(tmp_path / "copies" / "it"), target_root=str(tmp_path), whole=True)
+        assert (tmp_path / "copies" / "it" / "a").read_text() == "first"

@@ -113,6 +113,7 @@ def test_tracker_bases_and_environments_do_not_travel(tmp_path: Path, by: str) -
     elif by == "ignore file":
         make(tmp_path, {".torchxignore": "/.torchxignore"})
     assert names(tmp_path) == ["old/notes", "train.py"]
+    assert [entry.name for entry in list_workspace(tmp_path, [str(tmp_path / "old")])] == ["train.py"]
 
 
 def test_git_of_a_worktree_and_a_submodule_does_not_travel(tmp_path: Path) -> None:

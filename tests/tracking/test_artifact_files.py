@@ -225,7 +225,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     assert (run.artifacts(), keys(tmp_path / "results")) == ({}, [])
 
 
-@pytest.mark.parametrize("change", ["content", "new", "gone"])
+@pytest.mark.parametrize("change", ["content", "new", "gone", "all gone"])
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -246,7 +246,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(artifacts, "_hash", changing)
     run = stage(tmp_path / "results")
     with pytest.raises(ResultRefusedError, match=says("changed", "folder")):
-        run.add_artifact("model", folder, store=True)
+        run.add_artifact("model", folder / "a" if change == "all gone" else folder, store=True)
     assert (run.artifacts(), keys(tmp_path / "results")) == ({}, [])
 
 
