@@ -11,6 +11,7 @@ import click
 
 from torchx_kfp.common.text import counted, duration, listed, moment, without_passwords
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
+from torchx_kfp.entrypoints.cli.commands.runs import run_as_json
 from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
     print_message,
@@ -25,7 +26,6 @@ from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lineage import show_lineage
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.entrypoints.cli.recorded import open_recorder, titled
-from torchx_kfp.entrypoints.cli.run_description import run_as_json
 from torchx_kfp.errors import ArgumentError, MissingResultsError, TrackerError, UnknownRunError
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.tracking.curves import Curve

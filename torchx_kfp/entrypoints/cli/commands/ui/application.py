@@ -19,11 +19,11 @@ import click
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.commands.compare import compare_runs, show_values
+from torchx_kfp.entrypoints.cli.commands.runs import RUN_COLUMNS
 from torchx_kfp.entrypoints.cli.commands.ui.listing import ListedRun, Runs
 from torchx_kfp.entrypoints.cli.conditions import select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup
-from torchx_kfp.entrypoints.cli.run_description import RUN_COLUMNS
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.report.page import fill, render
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES

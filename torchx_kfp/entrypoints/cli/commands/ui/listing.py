@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.contract.protocol import superseded
+from torchx_kfp.entrypoints.cli.commands.runs import UNKNOWN, run_as_json, summary_as_json
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, lists_host, names_host, usual_base
 from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder, parts
-from torchx_kfp.entrypoints.cli.run_description import UNKNOWN, run_as_json, summary_as_json
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.history import RunReader, find_runs
