@@ -10,7 +10,6 @@ from tests.execution.local.test_bases import one
 from tests.execution.local.test_containers import no_command
 from tests.facts import says
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.execution.local.executors.executor import Containers
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
     artifact_mounts,
@@ -19,7 +18,9 @@ from torchx_kfp.execution.local.executors.mounts import (
     parse_mount,
     tracker_bases,
 )
+from torchx_kfp.execution.local.given_keys import GivenKeys
 from torchx_kfp.execution.local.preflight import check_bases, find_not_applied
+from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import Facts, Limits, parse_quantity, read_limits
 from torchx_kfp.execution.pipeline.spec import ArtifactType
@@ -114,10 +115,11 @@ def test_what_processes_cannot_have_containers_can(tmp_path):
 
     loaded = load_pipeline(pipeline)
     mount = "the volume claim 'claim' (give --mount FOLDER:/no/such/data)"
-    assert find_not_applied(loaded, containers=Containers()) == ("accelerator limits", mount)
+    inside = GivenKeys(in_containers=True)
+    assert find_not_applied(loaded, given=inside) == ("accelerator limits", mount)
     mounts = (parse_mount(f"{tmp_path}:/no/such/data"),)
-    assert find_not_applied(loaded, containers=Containers(mounts)) == ("accelerator limits",)
-    assert find_not_applied(loaded, containers=Containers(mounts, has_gpus=True)) == ()
+    assert find_not_applied(loaded, given=inside, mounts=mounts) == ("accelerator limits",)
+    assert find_not_applied(loaded, given=inside, mounts=mounts, has_gpus=True) == ()
     assert find_not_applied(loaded) == (
         "an empty directory 'scratch' (make the directory /no/such/folder, or use --docker)",
         "cpu, memory and accelerator limits",
@@ -138,7 +140,7 @@ def test_an_s3_server_of_this_machine_is_not_that_of_a_container():
     def said(own, **options):
         return find_not_applied(loaded, environ={"AWS_ENDPOINT_URL": own}, **options)
 
-    inside = {"containers": Containers()}
+    inside = {"given": GivenKeys(in_containers=True)}
     assert said(there) == said(there, **inside) == ()
     used = f"AWS_ENDPOINT_URL={there} (your own AWS_ENDPOINT_URL is used)"
     assert said(here) == said(other) == said(other, **inside) == (used,)
@@ -148,7 +150,7 @@ def test_an_s3_server_of_this_machine_is_not_that_of_a_container():
 
 def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path):
     pipeline, arguments = load_pipeline(one), {"tracker_base": "/proc/x/below"}
-    check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=(Mount(str(tmp_path), "/proc/x"),)))
+    check_bases(pipeline, arguments, RunOptions(docker=True, mounts=(Mount(str(tmp_path), "/proc/x"),)))
     other = (Mount(str(tmp_path), "/proc/xy"), Mount("/proc", "/proc"))
     with pytest.raises(TrackerError, match="No result"):
-        check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=other))
+        check_bases(pipeline, arguments, RunOptions(docker=True, mounts=other))

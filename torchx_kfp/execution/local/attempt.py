@@ -22,12 +22,11 @@ from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
 from torchx_kfp.execution.local.endpoints import own_endpoints
-from torchx_kfp.execution.local.executors.container import ContainerExecutor
+from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.executor import (
     MADE,
     AttemptError,
     AttemptPlan,
-    Containers,
     Executor,
     RunningStage,
     Setup,
@@ -65,17 +64,16 @@ class RunContext:
     constants: Mapping[str, str]
     options: RunOptions
     given: GivenKeys = field(default_factory=GivenKeys)
-    #: If stages run in containers, what these share, and what runs them.
+    #: What runs stages in containers, if it does.
     containers: Containers | None = None
-    docker: ContainerExecutor | None = None
     pod_names: PodNames = field(default_factory=PodNames)
 
     def prepare(self, plan: AttemptPlan, setup: Setup) -> AbstractContextManager[Start]:
         """Prepare an attempt, as a process or in a container: see ``Executor``."""
         if plan.container is None:
             return prepare_process(plan, setup)
-        assert self.docker is not None
-        return self.docker.prepare(plan, setup)
+        assert self.containers is not None
+        return self.containers.prepare(plan, setup)
 
 
 def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPlan:
@@ -114,6 +112,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     variables = {**dict(container.env), **secrets}
     if endpoints:
         variables = {name: value for name, value in variables.items() if not S3_ENDPOINT.fullmatch(name)}
+    programs: dict[str, str] = {}
     uid = str(uuid.uuid4())
     fields = field_values(component, context.run_id, pod_name, uid)
     pod = {**variables, **fields, PIPELINE_RUN: context.run_id, **context.pod_names.variables(pod_name, uid)}
@@ -126,6 +125,9 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         if any(map(is_workspace, [*command, *args])):
             shared = _without_project(shared, context.options)
         environ = {**shared, **pod, **marks, WORKSPACES: str(folder)}
+        if python is not None:
+            # Not in a temporary folder, so that the path in a traceback exists, and debuggers find it.
+            programs[str(folder / "program" / "ephemeral_component.py")] = python.source
     plan = AttemptPlan(
         stage=run.name,
         task=run.task.name,
@@ -144,20 +146,19 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         copies=copies,
         named=_named(context),
         python=python,
+        programs=programs,
     )
     if context.containers is None:
         return plan
     files = given_files(component, context.given, run.dag.inputs)
-    return dataclasses.replace(plan, container=context.containers.place(plan, files, context.options.named))
+    return dataclasses.replace(plan, container=context.containers.place(plan, files))
 
 
 def _named(context: RunContext) -> list[str]:
     """Return the places from which files may be copied for a stage: a process has the user's own rights."""
-    containers = context.containers
-    if containers is None:
-        return [*context.options.named, os.sep]
-    shown = (mount.source for mount in containers.mounts if mount.source == mount.target)
-    return [*context.options.named, *shown]
+    options = context.options
+    shown = [mount.source for mount in options.mounts if mount.source == mount.target]
+    return [*options.named, *(shown if options.docker else [os.sep])]
 
 
 def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:
@@ -242,11 +243,11 @@ class Attempt(threading.Thread):
             with contextlib.suppress(OSError):
                 remove_tree(plan.folder)
         files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
-        for path in (str(plan.log_file), *files):
+        for path in (str(plan.log_file), *files, *plan.programs):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        if plan.container is None and plan.python is not None:
-            os.makedirs(plan.source_file.parent)
-            plan.source_file.write_text(plan.python.source, encoding="utf-8", newline="")
+        for path, text in plan.programs.items():
+            Path(path).write_text(text, encoding="utf-8", newline="")
+            os.chmod(path, 0o755)  # whatever the umask is: the user of an image may be another one
 
     def _copy_inputs(self) -> None:
         for url, path in self.plan.copies.items():

@@ -111,9 +111,9 @@ def _surroundings(plan: AttemptPlan, run: TaskRun, context: RunContext) -> list[
         AllFiles: there is more code than can be checked.
     """
     if plan.container is not None:
-        assert context.docker is not None
+        assert context.containers is not None
         files = given_files(plan.component, context.given, run.dag.inputs)
-        return ["container", context.docker.image_id(plan.image), sorted(map(str, context.options.mounts)), files]
+        return ["container", context.containers.image_id(plan.image), sorted(map(str, context.options.mounts)), files]
     directory, words = context.options.directory, command.decode(plan.words).words
     installed = [local_state(install) for install in plan.python.installs] if plan.python is not None else []
     stamps = code_here(words, directory, plan.environ.get("PYTHONPATH", ""))

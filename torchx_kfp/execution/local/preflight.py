@@ -12,8 +12,9 @@ from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.errors import MissingCredentialsError, TrackerError
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.endpoints import described, own_endpoints
-from torchx_kfp.execution.local.executors.executor import Containers
+from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.given_keys import GivenKeys, missing_variables
+from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.model import checks as backend
 from torchx_kfp.execution.model.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.conditions import is_field_selector
@@ -78,31 +79,42 @@ def find_not_applied(
     pipeline: Pipeline,
     arguments: Mapping[str, Any] | None = None,
     given: GivenKeys | None = None,
-    containers: Containers | None = None,
+    mounts: Sequence[Mount] = (),
+    *,
+    has_gpus: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, ...]:
-    """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine."""
-    arguments, given = arguments or {}, given or GivenKeys(in_containers=containers is not None)
+    """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine.
+
+    Args:
+        pipeline: the pipeline.
+        arguments: the values of its parameters.
+        given: its secrets and config maps, and whether its stages run in containers.
+        mounts: the mounts of its containers.
+        has_gpus: whether its containers can be given GPUs.
+        environ: the variables of this machine.
+    """
+    arguments, given = arguments or {}, given or GivenKeys()
     with reading(f"The pipeline {pipeline.name!r}"):
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
         if any(own_endpoints(environ, in_container=False)):
             for stage in known_stages(pipeline, arguments):
-                kinds.add(described(stage.variables, environ, in_container=containers is not None))
+                kinds.add(described(stage.variables, environ, in_container=given.in_containers))
             kinds.discard("")
         for scoped in walk(pipeline, arguments=arguments):
-            kinds.update(stage_not_applied(scoped, given, containers))
+            kinds.update(stage_not_applied(scoped, given, mounts, has_gpus=has_gpus))
         return tuple(sorted(kinds))
 
 
-def stage_not_applied(scoped: ScopedTask, given: GivenKeys, containers: Containers | None) -> Iterator[str]:
-    """Yield what a stage does not have on this machine."""
+def stage_not_applied(
+    scoped: ScopedTask, given: GivenKeys, mounts: Sequence[Mount], *, has_gpus: bool
+) -> Iterator[str]:
+    """Yield what a stage does not have on this machine: see ``find_not_applied``."""
     component, inputs = scoped.component, scoped.scope_inputs
-    has_gpus = containers is not None and containers.has_gpus
     yield from missing_variables(component, given, inputs)
-    yield from kubernetes.not_applied(component, in_container=containers is not None, has_gpus=has_gpus)
-    if containers is not None:
-        mounted = [mount.target for mount in containers.mounts]
-        yield from kubernetes.missing_mounts(component, given, inputs, mounted)
+    yield from kubernetes.not_applied(component, in_container=given.in_containers, has_gpus=has_gpus)
+    if given.in_containers:
+        yield from kubernetes.missing_mounts(component, given, inputs, [mount.target for mount in mounts])
     else:
         yield from kubernetes.missing_folders(component, inputs)
 
@@ -170,16 +182,13 @@ def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
         )
 
 
-def check_bases(
-    pipeline: Pipeline, arguments: Mapping[str, Any], directory: str, containers: Containers | None = None
-) -> None:
+def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], options: RunOptions) -> None:
     """Write a small file to each tracker base that is already known, read it, and remove it.
 
     Args:
         pipeline: the pipeline that is going to run.
         arguments: the values of all its parameters.
-        directory: the directory in which its stages run.
-        containers: its containers, if it has some. A base inside a mount whose path differs here is not checked.
+        options: the run's options. A base inside a mount whose path differs here is not checked.
 
     If this process has no credentials for a base, it is left to stages that may have their own: those in containers,
     and those whose AppDef sets variables or takes secrets.
@@ -189,15 +198,14 @@ def check_bases(
         TrackerError: a base cannot be written or read. A file that cannot be removed is not an error.
     """
     for base, stages in known_bases(pipeline, arguments).items():
-        mounts = containers.mounts if containers is not None else ()
-        if any(f"{base}/".startswith(f"{mount.target}/") and mount.source != mount.target for mount in mounts):
+        if any(f"{base}/".startswith(f"{one.target}/") and one.source != one.target for one in options.mounts):
             continue
         try:
-            Recorder.open(base, directory).verify_writable()
+            Recorder.open(base, options.directory).verify_writable()
         except MissingCredentialsError:
             # A stage may get what this process does not have: variables, secrets or config maps.
             if not any(
-                containers is not None or stage.variables or entries(stage.component.platform, (*VARIABLES, *FILES))
+                options.docker or stage.variables or entries(stage.component.platform, (*VARIABLES, *FILES))
                 for stage in stages
             ):
                 raise

@@ -2,41 +2,43 @@
 
 A replay has its own run id, and its own folder ``replays/<run id>`` in the output folder, in the form of that of a run.
 It is not a run: ``latest`` never means it. Nothing of the original run is changed.
+
+The stage protocol is applied here rather than by the stage's own script (``contract.command``): the application becomes
+a child of this process, with the same words and variables. So a debugger works in it, and its exit code arrives. The
+programs around it that publish KFP outputs and try again are left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.text import duration, shown
-from torchx_kfp.contract.protocol import EXIT_CODE
+from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import SETS_BASE, DecodedCommand, decode
+from torchx_kfp.contract.scripts import workspace_in, workspace_words
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
-from torchx_kfp.execution.local.attempt import Attempt, RunContext
-from torchx_kfp.execution.local.executors.executor import (
-    AttemptPlan,
-    Containers,
-    Setup,
-    Start,
-    verify_private,
-)
-from torchx_kfp.execution.local.executors.mounts import Mount, named_places
-from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
-from torchx_kfp.execution.local.kubernetes import has_workspace
+from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
+from torchx_kfp.execution.local.dag_run import DagRun
+from torchx_kfp.execution.local.endpoints import described
+from torchx_kfp.execution.local.executors.executor import AttemptPlan
+from torchx_kfp.execution.local.executors.mounts import Mount, named_places, verify_private
+from torchx_kfp.execution.local.given_keys import Given, GivenKeys, missing_variables, verify_given
+from torchx_kfp.execution.local.kubernetes import has_workspace, time_limit
 from torchx_kfp.execution.local.output import StageLines
-from torchx_kfp.execution.local.replay_plan import Overrides, ReplayPlan, plan_replay
+from torchx_kfp.execution.local.preflight import stage_not_applied
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
-from torchx_kfp.execution.pipeline.walk import make_run_name
+from torchx_kfp.execution.pipeline.walk import PodNames, StageNames, make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.history import RunReader, find_run
@@ -52,6 +54,27 @@ from torchx_kfp.tracking.recorder import REPLAY, REPLAY_OF, Recorder
 REPLAYS = "replays"
 #: What the user has set for the tracker base of runs on a host.
 _NAMED_BASE = "TORCHX_KFP_TRACKER_BASE"
+#: The variable of a shell that has the file which runs the stage's command.
+COMMAND_FILE = "TORCHX_KFP_REPLAY"
+#: Starts a program in a folder whose code comes first, in place of the workspace of the run.
+_IN_FOLDER = ("sh", "-c", 'cd "$0" && PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" exec "$@"')
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the user wants to be different.
+
+    Attributes:
+        code: the folder whose code runs in place of that of the run; empty for the run's.
+        tracker_base: where it records and reads; empty for the run's place.
+        shell: whether a shell runs in place of the application.
+        environ: variables that the stage has with other values, or does not have (None).
+    """
+
+    code: str = ""
+    tracker_base: str = ""
+    shell: bool = False
+    environ: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,9 +109,9 @@ class ReplayResult:
         """Return the results beside those of the original, each as a line: ``loss 0.31 (was 0.29)``."""
         now = _values(self.stage)
         before = _values(self.original) if self.original is not None else {}
-        if EXIT_CODE in before and self.stage.results is not None:
+        if protocol.EXIT_CODE in before and self.stage.results is not None:
             # The program that records it is left out.
-            now[EXIT_CODE] = self.exit_code
+            now[protocol.EXIT_CODE] = self.exit_code
         lines = []
         for name in [*now, *(name for name in before if name not in now)]:
             if name not in before:
@@ -190,27 +213,26 @@ def replay_invocation(
         raise ArgumentError(f"The workspace {overrides.code!r} is not a folder.")
     chosen = _options(record, options, overrides, named_base)
     runs = str(record.folder.absolute().parent) if record.folder else ""
-    containers = Containers(chosen.mounts, runs) if chosen.docker else None
     variables = {name: value for name, value in overrides.environ.items() if value is not None}
     given = GivenKeys(secrets, config_maps, variables, chosen.docker)
     verify_given([(invocation.component, invocation.place.scope_inputs)], given)
     run_id = f"{REPLAY}{make_run_name(invocation.pipeline.name)}"
     folder = Path(output_dir or runs or OUTPUT_DIR).absolute() / REPLAYS / run_id
-    if containers is not None:
-        verify_private(containers, str(folder.parent), None)
+    verify_private(chosen.mounts, str(folder.parent), None)
     stored = {"replays": invocation.name}
     watch = _Notices()
     with (
-        connected(chosen, run_id) as docker,
+        connected(chosen, run_id, runs) as containers,
         Journal(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
     ):
-        context = make_context(folder, chosen, given, containers, docker)
-        plan = _plan(invocation, context, overrides, named_base)
+        context = make_context(folder, chosen, given, containers)
+        attempt, differs = _plan(invocation, context, overrides, named_base)
         where = record.link or str(record.folder)
-        say(f"Replays {invocation.name} ({where}).{' What is not as it was:' if plan.differs else ''}")
-        for sentence in plan.differs:
+        say(f"Replays {invocation.name} ({where}).{' What is not as it was:' if differs else ''}")
+        for sentence in differs:
             say(f"- {sentence}.")
-        return _run(invocation, plan, context, journal, StageLines(watch))
+        result = _run(invocation, attempt, differs, context, journal, StageLines(watch))
+        return ReplayResult(run_id, invocation.name, result, invocation.result, folder, differs)
 
 
 class _Notices(Watch):
@@ -236,22 +258,6 @@ def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides, nam
     return dataclasses.replace(chosen, **kept)
 
 
-def _plan(invocation: Invocation, context: RunContext, overrides: Overrides, named_base: str) -> ReplayPlan:
-    _refuse_workspace(invocation)
-    try:
-        plan = plan_replay(invocation, context, overrides)
-    except ValueError as error:
-        if isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
-    base, ran_here = plan.attempt.tracker_base, invocation.record.folder is not None
-    if base and not overrides.tracker_base:
-        why = why_not_read(base, [named_base], ran_here=ran_here)
-        if why:
-            raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
-    return plan
-
-
 def _refuse_workspace(invocation: Invocation) -> None:
     """Raise ArgumentError if a stage of a run on this machine uses KFP's workspace: it must not change it."""
     record, container = invocation.record, invocation.component.container
@@ -267,29 +273,150 @@ def _refuse_workspace(invocation: Invocation) -> None:
 
 
 def _run(
-    invocation: Invocation, plan: ReplayPlan, context: RunContext, journal: Journal, lines: StageLines
-) -> ReplayResult:
-    attempt, original = plan.attempt, invocation.result
+    invocation: Invocation,
+    attempt: AttemptPlan,
+    differs: tuple[str, ...],
+    context: RunContext,
+    journal: Journal,
+    lines: StageLines,
+) -> StageResult:
     if attempt.recorded_as and attempt.tracker_base:
         # This also shows at once whether it can record anything.
+        original = invocation.result
         metadata = {REPLAY_OF: (original.run_id if original is not None else None) or invocation.name}
         Recorder.open(attempt.tracker_base, attempt.directory).add(attempt.recorded_as, {"metadata": metadata})
     messages: list[StageResult | ReplicaCount] = []
-
-    def prepare(attempt: AttemptPlan, setup: Setup) -> AbstractContextManager[Start]:
-        plan.write_command()
-        return context.prepare(attempt, setup)
-
     began, started = time.time(), time.monotonic()
     arguments = dict(invocation.record.arguments)
-    journal.write(RunStarted(invocation.pipeline.name, context.run_id, context.folder, plan.differs, arguments))
+    journal.write(RunStarted(invocation.pipeline.name, context.run_id, context.folder, differs, arguments))
     journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
     with awaitable_processes():
         # It runs in this thread, which gets the signals.
-        Attempt(attempt, prepare, lines, messages.append).run()
+        Attempt(attempt, context.prepare, lines, messages.append).run()
     seconds = time.monotonic() - started
     (ended,) = (message for message in messages if isinstance(message, StageResult))
     result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)
     journal.write(StageFinished(result))
     journal.write(RunFinished(context.run_id, result.state, seconds))
-    return ReplayResult(context.run_id, invocation.name, result, original, context.folder, plan.differs)
+    return result
+
+
+def _plan(
+    invocation: Invocation, context: RunContext, overrides: Overrides, named_base: str
+) -> tuple[AttemptPlan, tuple[str, ...]]:
+    """Return the plan of the attempt here, and what is not as it was, in sentences.
+
+    Raises:
+        ArgumentError: the stage cannot be replayed like this.
+        TrackerBaseError: what it records and reads is not here.
+    """
+    _refuse_workspace(invocation)
+    try:
+        attempt, facts = _attempt(invocation, context, overrides)
+    except ArgumentError:
+        raise
+    except ValueError as error:
+        raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
+    base, ran_here = attempt.tracker_base, invocation.record.folder is not None
+    if base and not overrides.tracker_base:
+        why = why_not_read(base, [named_base], ran_here=ran_here)
+        if why:
+            raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
+    environ: dict[str, str] = {}
+    run_id = ""
+    if facts.stage and facts.tracker_base:
+        run_id = f"{context.run_id}/{facts.stage}/{attempt.pod_name}"
+        environ = protocol.encode(protocol.StageContext(facts.tracker_base, run_id, facts.reads))
+    environ |= facts.variables if facts.application else {}
+    application = list(facts.application or attempt.words)
+    if attempt.python is not None and attempt.container is None:
+        application = attempt.process_command
+    application, url = _without_workspace(application, overrides.code)
+    url = url if url is not None else facts.workspace
+    before = [*_IN_FOLDER, overrides.code] if overrides.code else workspace_words(url) if url else []
+    program, programs = application, dict(attempt.programs)
+    if overrides.shell:
+        program = ["sh" if attempt.container is not None else os.environ.get("SHELL") or "/bin/sh", "-i"]
+        environ[COMMAND_FILE] = os.path.join(attempt.made, "command.sh")
+        programs[environ[COMMAND_FILE]] = f"#!/bin/sh\nexec {shlex.join(application)}\n"
+    every = {**attempt.environ, **environ, **overrides.environ}
+    planned = dataclasses.replace(
+        attempt,
+        environ={name: text for name, text in every.items() if text is not None},
+        programs=programs,
+        replaces=[*before, *program],
+        recorded_as=run_id,
+    )
+    return planned, tuple(_differences(invocation, attempt, facts, context, overrides))
+
+
+def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, DecodedCommand]:
+    place, component = invocation.place, invocation.component
+    run = DagRun(invocation.pipeline, place.scope, place.scope_inputs, StageNames()).runs[place.task.name]
+    run.component, run.name, run.inputs = component, invocation.stage, dict(invocation.inputs)
+    if overrides.tracker_base and component.container is not None:
+        command, args = (
+            tuple(SETS_BASE + overrides.tracker_base if word.startswith(SETS_BASE) else word for word in words)
+            for words in (component.container.command, component.container.args)
+        )
+        container = dataclasses.replace(component.container, command=command, args=args)
+        run.component = dataclasses.replace(component, container=container)
+    attempt = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
+    facts = decode(attempt.words)
+    if overrides.shell or (facts.stage and facts.tracker_base):
+        # What it records takes the place of KFP's outputs, which nobody reads.
+        left = dataclasses.replace(run.component, outputs={}, artifact_outputs={})
+        attempt = dataclasses.replace(attempt, component=left)
+    return attempt, facts
+
+
+def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str | None]:
+    """Return a command line without the words that unpack a workspace, and the workspace's URL, if it has them.
+
+    Replicas of a distributed stage unpack it themselves: if there is other code, they get no URL.
+    """
+    url = workspace_in(words)
+    if url is not None:
+        return list(words[len(workspace_words(url)) :]), url
+    return ["" if code and protocol.is_workspace(word) else word for word in words], None
+
+
+def _differences(
+    invocation: Invocation, attempt: AttemptPlan, facts: DecodedCommand, context: RunContext, overrides: Overrides
+) -> Iterator[str]:
+    """Describe what is not as it was, one thing a sentence."""
+    component = invocation.component
+    in_container = attempt.container is not None
+    was_process = invocation.record.folder is not None and invocation.record.options.get("docker") is False
+    if in_container and was_process:
+        yield f"It runs in the image {attempt.image}, not as a process of this machine"
+    if not in_container and not was_process:
+        yield f"It runs as a process of this machine, not in the image {attempt.image} (--docker)"
+    brings_code = attempt.python is not None or any(map(protocol.is_workspace, facts.words))
+    if overrides.code:
+        place = facts.workspace or ("the run's directory" if was_process else "its image")
+        yield f"The code is that of {overrides.code}, not that of {place}"
+    elif not (brings_code or in_container or was_process):
+        yield f"The code is that of {attempt.directory}, not that in the image (--workspace)"
+    # A process of this machine did not have then what it does not have now, except for variables.
+    lacks = missing_variables(component, context.given, invocation.place.scope_inputs)
+    if in_container or not was_process:
+        scoped = dataclasses.replace(invocation.place, component=component)
+        has_gpus = context.containers is not None and context.containers.engine.has_gpus
+        lacks = stage_not_applied(scoped, context.given, context.options.mounts, has_gpus=has_gpus)
+    set_there = [*(component.container.env if component.container else ()), *facts.variables.items()]
+    ignored = [*lacks, described(set_there, os.environ, in_container=in_container)]
+    if time_limit(component.platform):
+        ignored.append("its time limit")
+    original = invocation.place.component.container
+    texts = [*(original.words if original else ()), *map(str, invocation.place.task.inputs.values())]
+    if invocation.record.folder is None and any(WORKSPACE in text for text in texts):
+        ignored.append("KFP's workspace, which only the pods of the run had")
+    if any(ignored):
+        yield f"Not applied on this machine: {', '.join(filter(None, ignored))}"
+    if invocation.service_account:
+        yield f"It has your own rights, not those of the service account {invocation.service_account}"
+    if facts.retries or invocation.place.task.retry is not None:
+        yield "It is tried only once"
+    if overrides.shell:
+        yield f"A shell runs in place of the application, which sh ${COMMAND_FILE} runs"

@@ -18,10 +18,9 @@ from torchx_kfp.execution.local.attempt import RunContext
 from torchx_kfp.execution.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.dag_scheduler import Scheduler
-from torchx_kfp.execution.local.executors.container import ContainerExecutor
+from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.engine import find_engine
-from torchx_kfp.execution.local.executors.executor import Containers, verify_private
-from torchx_kfp.execution.local.executors.mounts import named_places
+from torchx_kfp.execution.local.executors.mounts import named_places, verify_private
 from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
@@ -162,21 +161,20 @@ def start(
     """
     loaded, values = prepared.pipeline, prepared.values
     chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.trusted_bases])
-    containers = Containers(chosen.mounts) if chosen.docker else None
     found = check_supported(loaded, in_containers=chosen.docker)
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), chosen.docker)
     with reading(f"The pipeline {loaded.name!r}"):
         verify_given(((place.component, place.scope_inputs) for place in walk(loaded, arguments=values)), given)
     found += of_arguments(values)
-    check_bases(loaded, values, chosen.directory, containers)
+    check_bases(loaded, values, chosen)
     is_again = bool(run_id)
     run_id = run_id or make_run_name(check_run_name(name) if name else loaded.name)
     folder = Path(output_dir).absolute() / run_id
-    if containers is not None:
+    if chosen.docker:
         workspace = chosen.workspace_of(folder) if has_workspace(loaded) else None
-        verify_private(containers, str(folder.parent), workspace)
+        verify_private(chosen.mounts, str(folder.parent), workspace)
     watch = watch if watch is not None else default_watch()
-    with connected(chosen, run_id) as docker:
+    with connected(chosen, run_id) as containers:
         prepared.upload(say)
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
@@ -184,18 +182,18 @@ def start(
         resumes = resumed_id(loaded.description)
         with Journal(folder, loaded, values, stored, watch.on_warning, resumes, exist_ok=is_again) as journal:
             if prepared.plan is not None and prepared.plan.folder is not None:
-                _end_left(prepared.plan.folder, docker)
-            context = make_context(folder, chosen, given, containers, docker)
+                _end_left(prepared.plan.folder, containers)
+            context = make_context(folder, chosen, given, containers)
             context = dataclasses.replace(context, pod_names=pod_names or PodNames())
             prepared.record(run_id, watch.on_warning)
             return _execute(prepared, found, context, journal, watch)
 
 
-def _end_left(folder: Path, docker: ContainerExecutor | None) -> None:
+def _end_left(folder: Path, containers: Containers | None) -> None:
     """End what a killed runner has left of the run in this folder."""
     kill_marked(run_mark(folder))
-    if docker is not None:
-        docker.engine.remove_all(folder.name, run_mark(folder))
+    if containers is not None:
+        containers.engine.remove_all(folder.name, run_mark(folder))
 
 
 def _named_variables(names: Collection[str]) -> dict[str, str]:
@@ -204,15 +202,12 @@ def _named_variables(names: Collection[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def make_context(
-    folder: Path, options: RunOptions, given: GivenKeys, containers: Containers | None, docker: ContainerExecutor | None
-) -> RunContext:
+def make_context(folder: Path, options: RunOptions, given: GivenKeys, containers: Containers | None) -> RunContext:
     """Return the facts that all stages of the run in this folder share."""
     run_id, mark = folder.name, run_mark(folder)
-    if docker is not None and containers is not None:
-        docker.mark = mark
-        containers = dataclasses.replace(containers, has_gpus=docker.engine.has_gpus)
-        if docker.engine.remaps_users:
+    if containers is not None:
+        containers.mark = mark
+        if containers.engine.remaps_users:
             folder.chmod(0o711)
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", PROJECT)}
@@ -233,7 +228,6 @@ def make_context(
         options=options,
         given=given,
         containers=containers,
-        docker=docker,
     )
 
 
@@ -262,7 +256,8 @@ def _execute(
     cache = Cache(folder.parent / CACHE_FOLDER, run_id, options.directory) if options.cache else None
     reusable = prepared.plan.reusable if prepared.plan is not None else {}
     reusable = {name: with_log(end) for name, end in reusable.items()}
-    not_applied = find_not_applied(pipeline, arguments, context.given, context.containers)
+    has_gpus = context.containers is not None and context.containers.engine.has_gpus
+    not_applied = find_not_applied(pipeline, arguments, context.given, options.mounts, has_gpus=has_gpus)
     started = time.monotonic()
     lines = StageLines(watch)
     scheduler = Scheduler(pipeline, context, lines, listener, reusable, cache)
@@ -297,10 +292,10 @@ def _execute(
 
 
 @contextlib.contextmanager
-def connected(options: RunOptions, run_id: str) -> Iterator[ContainerExecutor | None]:
-    """Connect to the engine if the run has containers, and remove them at the end."""
+def connected(options: RunOptions, run_id: str, runs: str = "") -> Iterator[Containers | None]:
+    """Connect to the engine if the run has containers, and remove them at the end; for ``runs``, see ``Containers``."""
     if not options.docker:
         yield None
         return
-    with contextlib.closing(ContainerExecutor(find_engine(), run_id)) as docker:
-        yield docker
+    with contextlib.closing(Containers(find_engine(), run_id, options.mounts, options.named, runs)) as containers:
+        yield containers

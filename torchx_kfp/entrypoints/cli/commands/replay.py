@@ -52,8 +52,7 @@ def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: A
     torchx-kfp replay 'latest/train[2]' --workspace . --shell
     """
     from torchx_kfp.execution.host.settings import read_settings
-    from torchx_kfp.execution.local.replay import replay_invocation
-    from torchx_kfp.execution.local.replay_plan import Overrides
+    from torchx_kfp.execution.local.replay import Overrides, replay_invocation
 
     source, stage = lookup.find_part(run, changes="replay")
     invocation = source.invocation(stage or None)

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from torchx_kfp.common.safe_files import UnfitFileError, make_folder
 from torchx_kfp.errors import explain
@@ -22,19 +23,29 @@ from torchx_kfp.execution.local.executors.executor import (
     NEEDS,
     NOT_FOUND,
     AttemptError,
+    AttemptPlan,
+    ContainerPlan,
     RunningStage,
     Setup,
     Start,
     describe_end,
     is_terminal,
 )
-from torchx_kfp.execution.local.executors.mounts import share
+from torchx_kfp.execution.local.executors.mounts import (
+    Mount,
+    artifact_mounts,
+    contains,
+    copied_mounts,
+    keeps_runs,
+    share,
+    tracker_bases,
+)
 from torchx_kfp.execution.local.executors.process import start_error
+from torchx_kfp.execution.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
 from torchx_kfp.execution.local.output import Log
+from torchx_kfp.execution.pipeline.placeholders import read_limits
 from torchx_kfp.execution.runs.result import describe_exit
-
-if TYPE_CHECKING:
-    from torchx_kfp.execution.local.executors.executor import AttemptPlan, ContainerPlan
+from torchx_kfp.tracking.recorder import written_folders
 
 #: The label of a container with the name of its stage.
 STAGE_LABEL = "torchx-kfp.stage"
@@ -55,12 +66,24 @@ _NAME = re.compile(r"[\w.-]+")
 _ENDING = 10.0
 
 
-class ContainerExecutor:
+class Containers:
     """Runs the attempts of one run as containers. ``close`` removes those that are left."""
 
-    def __init__(self, engine: Engine, run_id: str) -> None:
+    def __init__(
+        self, engine: Engine, run_id: str, mounts: Sequence[Mount], named: Collection[str], runs: str = ""
+    ) -> None:
+        """Prepare them.
+
+        Args:
+            engine: the engine.
+            run_id: the run's id.
+            mounts: the mounts that the user has asked for.
+            named: paths of this machine, and URLs, that the user has named: a pipeline cannot open any others.
+            runs: the folder with the runs that have made what stages take; empty for that of the run itself.
+        """
         self.engine = engine
         self.run_id = run_id
+        self._mounts, self._named, self._runs = mounts, named, runs
         #: The mark of the run's folder: see ``process.run_mark``.
         self.mark = ""
         #: The images that were pulled, why others could not be, and their locks: each is pulled once, however many
@@ -68,6 +91,67 @@ class ContainerExecutor:
         self._pulled: set[str] = set()
         self._refused: dict[str, EngineError] = {}
         self._pulling: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def place(self, plan: AttemptPlan, files: Mapping[str, Mapping[str, str]]) -> ContainerPlan:
+        """Return the container of an attempt.
+
+        Args:
+            plan: the attempt, whose folder is inside the run's folder.
+            files: secrets and config maps that the stage mounts as files: names and contents, by the folder's path.
+
+        Raises:
+            ValueError: the stage needs something that a container cannot be given.
+        """
+        container, platform, facts, folder = plan.component.container, plan.component.platform, plan.facts, plan.folder
+        assert container is not None
+        bases = tracker_bases(plan.words, facts.parameters, self._named, self._mounts)
+        runs = str(folder.parent.parent)
+        for base in bases:
+            if contains(base, runs):
+                raise ValueError(f"records results at {base}, which contains {keeps_runs(runs)}")
+        # A stage records only what is about its own run.
+        written = {str(path): base for base in bases for path in written_folders(Path(base), folder.parent.name)}
+        made, inputs = plan.made, str(folder / "inputs")
+        volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
+        secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
+        has_inputs = any(path.startswith(os.path.join(inputs, "")) for path in plan.copies.values())
+        workspace = facts.workspace
+        has_workspace = os.path.isdir(workspace)
+        mounts = [
+            *([Mount(workspace, workspace)] if has_workspace else ()),
+            *artifact_mounts(facts.parameters, self._named, self._mounts, workspace, self._runs or runs),
+            *([Mount(inputs, inputs, read_only=True)] if has_inputs else ()),
+            *copied_mounts(plan.copies),
+            *(Mount(base, base, read_only=True) for base in bases),
+            *(Mount(path, path) for path in written),
+            Mount(made, made),
+            *(Mount(source, target) for source, target in volumes.items()),
+            *(Mount(source, target, read_only=True) for source, target in secrets.items()),
+            *self._mounts,
+        ]
+        # The paths in the container at which mounts would show the folder of runs.
+        hidden = [
+            os.path.normpath(
+                os.path.join(mount.target, os.path.relpath(os.path.realpath(runs), os.path.realpath(mount.source)))
+            )
+            for mount in self._mounts
+            if contains(mount.source, runs)
+        ]
+        return ContainerPlan(
+            # The last one of each place; engines mount outer ones first.
+            mounts=tuple({mount.target: mount for mount in mounts}.values()),
+            memory_folders={**memory_folders(platform), **dict.fromkeys(hidden)},
+            shared_folders={
+                **{path: str(folder) for path in (made, f"{made}/outputs", f"{made}/artifacts", *volumes)},
+                **({workspace: workspace} if has_workspace else {}),
+                **written,
+            },
+            files={source: files[target] for source, target in secrets.items()},
+            limits=read_limits(container.resources, facts),
+            shared_memory=shared_memory(platform),
+            user=pod_user(platform),
+            pull=str(platform.get("imagePullPolicy") or ""),
+        )
 
     @contextlib.contextmanager
     def prepare(self, attempt: AttemptPlan, setup: Setup) -> Iterator[Start]:

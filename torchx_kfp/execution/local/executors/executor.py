@@ -16,25 +16,15 @@ from typing import Any
 
 from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.inputs import SEPARATOR, is_stage_input
-from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.local.executors.mounts import (
-    Mount,
-    artifact_mounts,
-    contains,
-    copied_mounts,
-    source_of,
-    tracker_bases,
-)
-from torchx_kfp.execution.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
+from torchx_kfp.execution.local.executors.mounts import Mount, source_of
 from torchx_kfp.execution.local.output import Log
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
-from torchx_kfp.execution.pipeline.placeholders import NO_LIMITS, Facts, Limits, read_limits
+from torchx_kfp.execution.pipeline.placeholders import NO_LIMITS, Facts, Limits
 from torchx_kfp.execution.pipeline.python_components import PythonComponent
 from torchx_kfp.execution.pipeline.spec import Component
 from torchx_kfp.execution.runs.journal import LOG_FILE
 from torchx_kfp.execution.runs.result import StageResult, describe_exit
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import written_folders
 
 #: The folder of an attempt to which its stage writes its outputs.
 MADE = "made"
@@ -105,6 +95,8 @@ class AttemptPlan:
     named: Collection[str] = ()
     #: The Python component that the command runs, if it does.
     python: PythonComponent | None = None
+    #: Programs that are written for it before it starts: their texts, by their paths.
+    programs: Mapping[str, str] = field(default_factory=dict)
     #: The container, when it is going to be started; None for a process.
     container: ContainerPlan | None = None
     #: What runs in place of the command, attached to this process's terminal: a replay.
@@ -125,15 +117,7 @@ class AttemptPlan:
         """The command of a process. In an image, KFP's own command of a Python component works as it is."""
         if self.replaces is not None:
             return [*self.replaces]
-        return self.words if self.python is None else self.python.command(str(self.source_file), self.copies)
-
-    @property
-    def source_file(self) -> Path:
-        """The file for the source of a Python component.
-
-        It is not in a temporary folder, so that the path in a traceback exists, and debuggers find it.
-        """
-        return self.folder / "program" / "ephemeral_component.py"
+        return self.words if self.python is None else self.python.command(next(iter(self.programs)), self.copies)
 
     @property
     def tracker_base(self) -> str | None:
@@ -290,97 +274,3 @@ Start = Callable[[], RunningStage]
 #: Prepares an attempt, which may take long, and clears up behind it. It is called in many threads, and raises
 #: AttemptError if the attempt cannot be started.
 Executor = Callable[[AttemptPlan, Setup], AbstractContextManager[Start]]
-
-
-@dataclass(frozen=True)
-class Containers:
-    """What the containers of a run share."""
-
-    mounts: tuple[Mount, ...] = ()
-    #: The folder with the runs that have made what stages take; empty for that of the run itself.
-    runs: str = ""
-    #: Whether the engine can give GPUs to containers.
-    has_gpus: bool = False
-
-    def place(self, plan: AttemptPlan, files: Mapping[str, Mapping[str, str]], named: Collection[str]) -> ContainerPlan:
-        """Return the container of an attempt.
-
-        Args:
-            plan: the attempt, whose folder is inside the run's folder.
-            files: secrets and config maps that the stage mounts as files: names and contents, by the folder's path.
-            named: paths of this machine, and URLs, that the user has named: a pipeline cannot open any others.
-
-        Raises:
-            ValueError: the stage needs something that a container cannot be given.
-        """
-        container, platform, facts, folder = plan.component.container, plan.component.platform, plan.facts, plan.folder
-        assert container is not None
-        bases = tracker_bases(plan.words, facts.parameters, named, self.mounts)
-        runs = str(folder.parent.parent)
-        for base in bases:
-            if contains(base, runs):
-                raise ValueError(f"records results at {base}, which contains {_keeps_runs(runs)}")
-        # A stage records only what is about its own run.
-        written = {str(path): base for base in bases for path in written_folders(Path(base), folder.parent.name)}
-        made, inputs = plan.made, str(folder / "inputs")
-        volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
-        secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
-        has_inputs = any(path.startswith(os.path.join(inputs, "")) for path in plan.copies.values())
-        workspace = facts.workspace
-        has_workspace = os.path.isdir(workspace)
-        mounts = [
-            *([Mount(workspace, workspace)] if has_workspace else ()),
-            *artifact_mounts(facts.parameters, named, self.mounts, workspace, self.runs or runs),
-            *([Mount(inputs, inputs, read_only=True)] if has_inputs else ()),
-            *copied_mounts(plan.copies),
-            *(Mount(base, base, read_only=True) for base in bases),
-            *(Mount(path, path) for path in written),
-            Mount(made, made),
-            *(Mount(source, target) for source, target in volumes.items()),
-            *(Mount(source, target, read_only=True) for source, target in secrets.items()),
-            *self.mounts,
-        ]
-        # The paths in the container at which mounts would show the folder of runs.
-        hidden = [
-            os.path.normpath(
-                os.path.join(mount.target, os.path.relpath(os.path.realpath(runs), os.path.realpath(mount.source)))
-            )
-            for mount in self.mounts
-            if contains(mount.source, runs)
-        ]
-        return ContainerPlan(
-            # The last one of each place; engines mount outer ones first.
-            mounts=tuple({mount.target: mount for mount in mounts}.values()),
-            memory_folders={**memory_folders(platform), **dict.fromkeys(hidden)},
-            shared_folders={
-                **{path: str(folder) for path in (made, f"{made}/outputs", f"{made}/artifacts", *volumes)},
-                **({workspace: workspace} if has_workspace else {}),
-                **written,
-            },
-            files={source: files[target] for source, target in secrets.items()},
-            limits=read_limits(container.resources, facts),
-            shared_memory=shared_memory(platform),
-            user=pod_user(platform),
-            pull=str(platform.get("imagePullPolicy") or ""),
-        )
-
-
-def verify_private(containers: Containers, runs: str, workspace: str | None) -> None:
-    """Raise ArgumentError if containers could write to the folder of runs: a resumed run trusts its files.
-
-    Args:
-        containers: the run's containers.
-        runs: the folder of runs.
-        workspace: the run's workspace, if it has one.
-    """
-    for mount in containers.mounts:
-        if not mount.read_only and contains(mount.source, runs):
-            raise ArgumentError(
-                f"The mount {str(mount)!r} contains {_keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
-            )
-    if workspace is not None and contains(workspace, runs):
-        raise ArgumentError(f"The workspace {workspace!r} contains {_keeps_runs(runs)}.")
-
-
-def _keeps_runs(runs: str) -> str:
-    return f"the folder of runs ({runs}). Containers must not write there: keep runs elsewhere (--output-dir)"

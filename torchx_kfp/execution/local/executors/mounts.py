@@ -225,3 +225,25 @@ def share(path: str, root: str) -> None:
             os.setxattr(folder, _ACL, _OPEN)
     finally:
         os.close(folder)
+
+
+def verify_private(mounts: Iterable[Mount], runs: str, workspace: str | None) -> None:
+    """Raise ArgumentError if containers could write to the folder of runs: a resumed run trusts its files.
+
+    Args:
+        mounts: the mounts that the user has asked for.
+        runs: the folder of runs.
+        workspace: the run's workspace, if it has one.
+    """
+    for mount in mounts:
+        if not mount.read_only and contains(mount.source, runs):
+            raise ArgumentError(
+                f"The mount {str(mount)!r} contains {keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
+            )
+    if workspace is not None and contains(workspace, runs):
+        raise ArgumentError(f"The workspace {workspace!r} contains {keeps_runs(runs)}.")
+
+
+def keeps_runs(runs: str) -> str:
+    """Describe the folder of runs, in which containers must not write, and the way out."""
+    return f"the folder of runs ({runs}). Containers must not write there: keep runs elsewhere (--output-dir)"
