@@ -1,6 +1,7 @@
 """Stages in containers, without an engine: what is rejected before one is asked, and how one is looked for."""
 
 import os
+import re
 import signal
 import subprocess
 
@@ -13,7 +14,7 @@ from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.programs import PROGRAM
 from torchx_kfp.errors import ArgumentError, ContainerEngineError, UnsupportedPipelineError
-from torchx_kfp.local import run
+from torchx_kfp.local import Watch, run
 
 
 @dsl.pipeline
@@ -188,3 +189,28 @@ def test_no_variable_of_a_pipeline_changes_the_engines_program(tmp_path):
     words = (program.parent / "words").read_text().splitlines()
     assert {f"--env={name}=v" for name in risky} | {"--env=PLAIN=v"} <= set(words)
     assert not {"--env=HOME_*", "--env=*", "--env=PLAIN"} & set(words)
+
+
+#: A Podman whose answers to some commands are given.
+PODMAN = """#!/bin/sh
+case "$1 $2" in
+    info*) echo '{"host": {"cpus": 2}}';;
+    "image inspect") echo '[{"Id": "1"}]';;
+    "container inspect") echo '[{"State": {"ExitCode": 1, "StartedAt": "2026"}}]';;
+    create*) CREATE;;
+    start*) echo 'ERROR (catatonit:6): failed to exec pid1: No such file or directory'; exit 1;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("create", "facts"),
+    [
+        ("echo 1", ["exit code 1", "image lacks the command"]),
+        ("echo 'Error: stat /usr/libexec/podman/catatonit: no such file' >&2; exit 125", ["Install catatonit"]),
+    ],
+)
+def test_podman_without_its_init_or_the_command(create, facts, tmp_path):
+    (tmp_path / "bin" / "podman").write_text(PODMAN.replace("CREATE", create))
+    [stage] = run(single, docker=True, output_dir=tmp_path / "runs", watch=Watch()).stages
+    assert re.search(says(*facts), stage.reason)

@@ -60,6 +60,8 @@ _OF_PROGRAM = re.compile(
     r"|GO(DEBUG|GC|MAXPROCS|TRACEBACK|MEMLIMIT)|SSL_CERT_\w+|STORAGE_\w+|PATH|HOME|TMPDIR|(http|https|no|all)_proxy",
     re.IGNORECASE,
 )
+# What Podman's init, catatonit, says if the image lacks the command.
+_NOT_THERE = re.compile(r"\bfailed to exec pid1: No such file")
 # Podman takes a name that ends with a star for all variables of this machine that begin like it.
 _NAME = re.compile(r"[\w.-]+")
 # Seconds for which a container that is about to start is asked to end.
@@ -254,7 +256,9 @@ class Containers:
         try:
             return self.engine.ask(*words, environ={**os.environ, **secrets}).split()[-1]
         except EngineError as error:
-            raise AttemptError(f"could not be started: the container engine says: {error}") from None
+            # Podman's package only recommends its init.
+            more = ". Install catatonit" if "catatonit" in str(error) else ""
+            raise AttemptError(f"could not be started: the container engine says: {error}{more}") from None
         except (OSError, ValueError) as error:
             raise start_error([self.engine.program, *words], error) from None
 
@@ -351,6 +355,8 @@ class ContainerStage(RunningStage):
         if code == -signal.SIGKILL and self._limit and not self._was_asked:
             # Podman does not always notice.
             return f"{describe_exit(code)}: perhaps it was out of memory{limited}"
+        if _NOT_THERE.search(last_line):
+            return f"{describe_exit(code)}: its image lacks the command; {NEEDS}"
         return describe_end(code, last_line, here=False)
 
     def _send(self, number: signal.Signals) -> None:
