@@ -1,5 +1,8 @@
 """KFP's cache: a stage that has succeeded in an earlier run does not run again."""
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ from tests.execution.local.components import scripts, shell, shell_out
 from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import RunResult, State, Watch, run
+from torchx_kfp.local import RunResult, State, Watch, attach, run
+from torchx_kfp.tracking.recorder import Recorder
 
 
 @pytest.fixture
@@ -220,3 +224,31 @@ def test_stages_of_one_run_that_are_alike_are_each_run(states):
     alike = scripts(*["echo x >> notes"] * 2, chained=True)
     assert states(alike) == ["succeeded"] * 2
     assert states(alike) == ["cached"] * 2
+
+
+def test_a_signal_ends_a_run_while_a_store_is_silent(tmp_path, monkeypatch):
+    """A server of S3 may take minutes to answer, or to count as gone."""
+
+    @dsl.pipeline
+    def tracked():
+        role = Role("train", image="image:1", entrypoint="true")
+        task_from_app(AppDef("train", roles=[role]), tracker_base=str(tmp_path / "results"), may_fail=True)
+
+    monkeypatch.chdir(tmp_path)
+    attempt(tracked).raise_for_failure()
+    patience, answered = threading.Event(), []
+
+    def keys(*_: Any) -> list[str]:
+        os.kill(os.getpid(), signal.SIGINT)
+        patience.wait(60)
+        answered.append(True)
+        return []
+
+    monkeypatch.setattr(Recorder, "keys", keys)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(tracked)
+    assert not answered
+    patience.set()
+    assert [(stage.state, stage.reason) for stage in attach(output_dir="runs").read().run.ends] == [
+        (State.NOT_RUN, "was not run: the run was ended")
+    ]

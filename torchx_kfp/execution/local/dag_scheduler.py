@@ -14,6 +14,7 @@ import itertools
 import math
 import queue
 import signal
+import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +67,8 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 #: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
+#: Seconds between looks whether the run was ended, while a store is asked.
+_POLL = 0.1
 #: Seconds that an attempt has to end after its processes were killed.
 _LEAVE = 5.0
 
@@ -161,9 +164,7 @@ class Scheduler:
         try:
             self._open(root)
             while root.remaining:
-                if self._agenda and self._agenda[0][0] <= time.monotonic():
-                    heapq.heappop(self._agenda)[2]()
-                elif not self._start_next():
+                if not self._act() and not self._start_next():
                     self._wait()
             self._close(root)
         except BaseException:
@@ -177,6 +178,13 @@ class Scheduler:
         """End the run. A signal handler may call this; a second call kills the processes at once."""
         self._later(-math.inf, lambda: self._end_run(number))
         self._messages.put(None)
+
+    def _act(self) -> bool:
+        """Do what is due first; return False if nothing is."""
+        if not self._agenda or self._agenda[0][0] > time.monotonic():
+            return False
+        heapq.heappop(self._agenda)[2]()
+        return True
 
     def _wait(self) -> None:
         """Wait for the next message, the time of the next action, or a signal."""
@@ -398,11 +406,32 @@ class Scheduler:
         if self._cache is None or not run.cache_key:
             return False
         with self._cache.taking():
-            found = self._cache.get(run.cache_key)
+            found = self._ask(run, partial(self._cache.get, run.cache_key))
+            if stop := self._stop_of(run):
+                self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
+                return True
             if found is not None:
                 found = dataclasses.replace(found, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time())
                 self._end(run, dataclasses.replace(found, name=run.name, task=run.task.name, key=run.input_digest))
         return found is not None
+
+    def _ask(self, run: TaskRun, get: Callable[[], StageResult | None]) -> StageResult | None:
+        """Return what a store has for a stage. The store may be silent: meanwhile, a signal can end the run."""
+        answers: queue.SimpleQueue[StageResult | None] = queue.SimpleQueue()
+
+        def answer() -> None:
+            found = None
+            try:
+                found = get()
+            finally:
+                answers.put(found)
+
+        threading.Thread(target=answer, daemon=True).start()
+        while self._stop_of(run) is None:
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=_POLL)
+            self._act()
+        return None
 
     def _start(self, run: TaskRun, plan: AttemptPlan) -> None:
         self._attempts[run.name] += 1
