@@ -9,13 +9,14 @@ result.raise_for_failure()
 # ruff: noqa: E402 (the imports come after the check: they fail without the extra)
 from __future__ import annotations
 
+import os
+
 from torchx_kfp.common.extras import require
 
 require("pipelines", __name__)
 
 from torchx_kfp.execution.local.executors.engine import remove_containers
 from torchx_kfp.execution.local.executors.mounts import Mount
-from torchx_kfp.execution.local.local_run import LocalRun, attach, runs
 from torchx_kfp.execution.local.preflight import check_supported
 from torchx_kfp.execution.local.replay import ReplayResult, replay
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions, default_parallelism
@@ -24,6 +25,8 @@ from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import describe_parameters, parse_arguments
+from torchx_kfp.execution.pipeline.walk import LATEST
+from torchx_kfp.execution.report.readable import ReadableRun
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import (
     Event,
@@ -39,6 +42,7 @@ from torchx_kfp.execution.runs.events import (
     StageStarted,
     StageWaiting,
 )
+from torchx_kfp.execution.runs.history import RunReader, find_run, find_runs
 from torchx_kfp.execution.runs.prepared_run import plan_run
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.resume_plan import ResumePlan, Step
@@ -85,3 +89,33 @@ __all__ = [
     "run",
     "runs",
 ]
+
+
+class LocalRun(RunReader, ReadableRun):
+    """A run of this machine, of this process or another one, that may be in progress."""
+
+    def __repr__(self) -> str:
+        return f"<LocalRun {self.run_id}>"
+
+
+def attach(run: str = LATEST, *, output_dir: str | os.PathLike[str] = OUTPUT_DIR) -> LocalRun:
+    """Return a run of this machine.
+
+    Args:
+        run: its id, the beginning or the end of it, ``latest``, or its folder.
+        output_dir: the folder with the folders of runs.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        ArgumentError: it cannot be read.
+    """
+    return LocalRun(find_run(output_dir, os.fspath(run)))
+
+
+def runs(*, output_dir: str | os.PathLike[str] = OUTPUT_DIR) -> list[str]:
+    """Return the ids of the runs of this machine, the newest first.
+
+    Raises:
+        ArgumentError: ``output_dir`` is not a folder.
+    """
+    return [folder.name for folder in find_runs(output_dir)]

@@ -122,9 +122,8 @@ class DagRun:
     def outputs(self) -> dict[str, Any]:
         """Return the outputs of the DAG, including artifacts, except those of tasks that were skipped or failed."""
         values = {}
-        dag = self.component.as_dag()
-        for name, selector in (*dag.outputs.items(), *dag.artifacts.items()):
-            for task, output in selector.sources:
+        for name, sources in self.component.as_dag().outputs.items():
+            for task, output in sources:
                 if output in self.runs[task].outputs:
                     values[name] = self.runs[task].outputs[output]
                     break
@@ -136,11 +135,10 @@ class DagRun:
 
     def missing_outputs(self) -> dict[str, str]:
         """Return the outputs that a loop inside did not produce in all iterations: see ``TaskRun.missing``."""
-        dag = self.component.as_dag()
         return {
             name: self.runs[task].missing[output]
-            for name, selector in (*dag.outputs.items(), *dag.artifacts.items())
-            for task, output in selector.sources
+            for name, sources in self.component.as_dag().outputs.items()
+            for task, output in sources
             if output in self.runs[task].missing
         }
 
@@ -269,12 +267,12 @@ def collect(run: TaskRun, pipeline: Pipeline) -> dict[str, list[Any]]:
     collected: dict[str, list[Any]] = {}
     for name in run.component.as_dag().outputs:
         values = [outputs[name] for outputs in progress.outputs if name in outputs]
-        if _is_collected(run.component, name, pipeline):
-            values = [item for value in values for item in value]
-        collected[name] = values
-    for name in run.component.as_dag().artifacts:
-        made = [artifacts_in(outputs[name]) for outputs in progress.outputs if name in outputs]
-        collected[name] = ArtifactList(artifact for artifacts in made for artifact in artifacts)
+        if name in run.component.artifact_outputs:
+            collected[name] = ArtifactList(artifact for value in values for artifact in artifacts_in(value))
+        elif _is_collected(run.component, name, pipeline):
+            collected[name] = [item for value in values for item in value]
+        else:
+            collected[name] = values
     return collected
 
 
@@ -288,12 +286,11 @@ def missing_in_iterations(run: TaskRun, stages: Sequence[str]) -> dict[str, str]
     progress = run.loop
     if progress is None:
         raise TypeError(f"the task {run.task.name} is not a loop")
-    dag = run.component.as_dag()
     loop = f"the loop with {listed(map(repr, stages), MOST_NAMED)}"
     why = f"an iteration of {loop} has skipped it" if progress.items else f"{loop} had no iterations"
     return {
         name: why
-        for name in (*dag.outputs, *dag.artifacts)
+        for name in run.component.as_dag().outputs
         if not progress.items or any(name not in outputs for outputs in progress.outputs)
     }
 
@@ -301,7 +298,7 @@ def missing_in_iterations(run: TaskRun, stages: Sequence[str]) -> dict[str, str]
 def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:
     """Tell whether the DAG's output is itself a list of a loop's outputs, rather than one task's output."""
     dag = component.as_dag()
-    task_name, inner = dag.outputs[output].sources[0]
+    task_name, inner = dag.outputs[output][0]
     task = dag.tasks[task_name]
     if task.loop is not None:
         return True

@@ -185,10 +185,8 @@ def _collected(
     component = pipeline.component_of(task)
     if component.dag is None:
         return
-    selector = component.dag.outputs.get(output) or component.dag.artifacts.get(output)
-    if selector is None:
-        return
-    if in_loop and task.condition is not None:
+    sources = component.dag.outputs.get(output, ())
+    if in_loop and sources and task.condition is not None:
         yield (
             Kind.MAY_FAIL,
             f"collects {name!r} from a dsl.If inside a loop, and KFP's driver fails if an iteration has skipped the "
@@ -196,14 +194,14 @@ def _collected(
         )
         return
     in_loop = in_loop or task.loop is not None
-    if in_loop and len(selector.sources) > 1:
+    if in_loop and len(sources) > 1:
         yield (
             Kind.FAILS,
             f"collects {name!r} from branches (dsl.OneOf) inside a loop, and KFP's driver fails if iterations take "
             "different branches. End each iteration with a stage that takes the dsl.OneOf, and collect from that stage",
         )
         return
-    for inner, inner_output in selector.sources:
+    for inner, inner_output in sources:
         yield from _collected(pipeline, component, name, inner, inner_output, in_loop=in_loop)
 
 

@@ -167,29 +167,20 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
                     f"has null as {missing[0]!r} in the metadata of the artifact {name!r}, which KFP cannot keep. "
                     "Leave it out"
                 )
+            uri = str(entry.get("uri") or given[name].uri)
+            if uri != given[name].uri and uri.startswith(_STORES):
+                raise ValueError(
+                    f"puts the artifact {name!r} at {uri}, outside the run's own folder: KFP's launcher makes such a "
+                    "stage fail. Write the file to the artifact's path, or put the location into its metadata"
+                )
             artifacts[name] = Artifact(
                 name=given[name].name,
                 type=given[name].type,
-                uri=str(entry.get("uri") or given[name].uri),
+                uri=uri,
                 metadata={**given[name].metadata, **metadata},
                 custom_path=next((str(entry[key]) for key in _CUSTOM_PATH if entry.get(key)), ""),
             )
     return dict(report.get("parameterValues") or report.get("parameter_values") or {}), artifacts
-
-
-def check_places(made: Mapping[str, Artifact], given: Mapping[str, Artifact]) -> None:
-    """Raise ValueError for an artifact that a stage has put where KFP's launcher would not look for it.
-
-    Args:
-        made: the artifacts that the stage has reported.
-        given: the output artifacts as they were described to the stage.
-    """
-    for name, artifact in made.items():
-        if artifact.uri != given[name].uri and artifact.uri.startswith(_STORES):
-            raise ValueError(
-                f"puts the artifact {name!r} at {artifact.uri}, outside the run's own folder: KFP's launcher makes "
-                "such a stage fail. Write the file to the artifact's path, or put the location into its metadata"
-            )
 
 
 def _check_fields(value: object, known: set[str], what: str) -> None:

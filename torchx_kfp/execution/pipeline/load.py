@@ -15,7 +15,7 @@ import yaml
 
 from torchx_kfp.common.safe_files import open_regular
 from torchx_kfp.common.sdk import refuse_operations
-from torchx_kfp.common.text import did_you_mean_path, shown
+from torchx_kfp.common.text import did_you_mean_path
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.pipeline.reader import MalformedError, TaskCycleError, read_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -220,9 +220,7 @@ class _TooMuch(ValueError):
     """A file contains more than any pipeline; the message follows "is not a compiled pipeline:"."""
 
 
-def pipeline_from_documents(
-    documents: list[Any], path: str, text: str | None = None, *, kind: str = "file"
-) -> Pipeline:
+def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, kind: str = "file") -> Pipeline:
     """Return the pipeline in these YAML documents: the PipelineSpec, and the platform spec, if any.
 
     Args:
@@ -238,17 +236,9 @@ def pipeline_from_documents(
     specs = [document for document in mappings if "root" in document and "pipelineInfo" in document]
     if len(specs) != 1:
         raise PipelineFileError(f"The {kind} {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
-    with reading(f"The {kind} {path!r}"):
-        platforms: dict[str, Any] = {}
-        for document in mappings:
-            found = document.get("platforms", {})
-            if not isinstance(found, dict):
-                raise MalformedError(f"platforms is {shown(found)}, but must be an object")
-            platforms.update(found)
-        pipeline = read_pipeline(specs[0], platforms.get("kubernetes", {}))
-    text = yaml.safe_dump_all(documents) if text is None else text
     platform = {key: value for document in mappings if document is not specs[0] for key, value in document.items()}
-    return dataclasses.replace(pipeline, text=text, documents=(specs[0], platform))
+    with reading(f"The {kind} {path!r}"):
+        return read_pipeline(specs[0], platform, text)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ the values into that JSON, and then fills in the other placeholders.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -29,7 +28,6 @@ _OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
 _ARTIFACT = re.compile(r"(inputs|outputs)\.artifacts\[(['\"])(.+?)\2\]\.(uri|path)")
 _WORKSPACE = WORKSPACE.removeprefix("{{$.").removesuffix("}}")
 _STRUCT = ('{"Concat": ', '{"IfPresent": ')
-_CHOICES = ("Then", "Else")
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,10 @@ def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
     """Fill in a command, including ``dsl.IfPresentPlaceholder`` and ``dsl.ConcatPlaceholder``."""
     command: list[str] = []
     for word in words:
-        struct = None
-        if word.startswith(_STRUCT):
-            with contextlib.suppress(ValueError, RecursionError):
-                struct = json.loads(word)
-        if struct is not None and _is_node(struct):
-            command.extend(_expand(struct, facts))
-        else:
+        try:
+            # What KFP's compiler cannot have written is ordinary text.
+            command += _expand(json.loads(word) if word.startswith(_STRUCT) else word, facts)
+        except (_NoNodeError, json.JSONDecodeError, RecursionError):
             command.append(resolve_text(word, facts))
     return command
 
@@ -162,40 +157,29 @@ def _artifact_text(artifact: Artifact, what: str) -> str:
     return artifact.path
 
 
-def _is_node(value: Any) -> bool:
-    """Tell whether KFP's compiler could have written this structure; otherwise, it is ordinary text."""
-    if isinstance(value, str):
-        return True
-    if not isinstance(value, dict) or len(value) != 1:
-        return False
-    if "Concat" in value:
-        return _is_list_of_nodes(value["Concat"])
-    choice = value.get("IfPresent")
-    if not isinstance(choice, dict) or not {"InputName", "Then"} <= choice.keys() <= {"InputName", *_CHOICES}:
-        return False
-    if not isinstance(choice["InputName"], str):
-        return False
-    branches = [choice[name] for name in _CHOICES if choice.get(name) is not None]
-    return all(_is_node(branch) or _is_list_of_nodes(branch) for branch in branches)
-
-
-def _is_list_of_nodes(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_node(item) for item in value)
+class _NoNodeError(Exception):
+    """Something is not a structured placeholder."""
 
 
 def _expand(node: Any, facts: Facts) -> list[str]:
     """Return the words that a structured placeholder stands for: none, one or several."""
-    if node is None:
-        return []
-    if isinstance(node, str):
-        return [resolve_text(node, facts)]
-    if isinstance(node, list):
-        return [word for item in node for word in _expand(item, facts)]
-    if "Concat" in node:
-        return ["".join(word for item in node["Concat"] for word in _expand(item, facts))]
-    choice = node["IfPresent"]
-    present = facts.parameters.get(choice["InputName"]) is not None
-    return _expand(choice.get("Then") if present else choice.get("Else"), facts)
+    match node:
+        case str():
+            return [resolve_text(node, facts)]
+        case {"Concat": [*items], **rest} if not rest:
+            return ["".join(word for item in items for word in _expand(item, facts))]
+        case {"IfPresent": {"InputName": str(name), "Then": then, **others}, **rest}:
+            if not rest and others.keys() <= {"Else"}:
+                branches = [then, others.get("Else")]
+                chosen = branches.pop(0 if facts.parameters.get(name) is not None else 1)
+                _expand_branch(branches[0], Facts())  # it must have the form, too
+                return _expand_branch(chosen, facts)
+    raise _NoNodeError
+
+
+def _expand_branch(branch: Any, facts: Facts) -> list[str]:
+    nodes = branch if isinstance(branch, list) else [] if branch is None else [branch]
+    return [word for node in nodes for word in _expand(node, facts)]
 
 
 _QUANTITY = re.compile(r"([0-9.]+)([eE][+-]?[0-9]+|m|[kMGTPE]|[KMGTPE]i)?")

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+import yaml
+
 from torchx_kfp.common.text import shown
 from torchx_kfp.execution.pipeline.spec import (
     ArtifactType,
@@ -29,7 +31,6 @@ from torchx_kfp.execution.pipeline.spec import (
     Parameter,
     Pipeline,
     Retry,
-    Selector,
     Task,
 )
 from torchx_kfp.execution.pipeline.values import is_finite
@@ -37,9 +38,9 @@ from torchx_kfp.execution.pipeline.values import is_finite
 # The levels of nested pipelines that a pipeline may have, and the tasks in all of them.
 _DEEPEST = 50
 _MOST_TASKS = 100_000
-# The trigger strategy of tasks that run even after failures.
-_ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
-
+#: The trigger strategy of tasks that run even after failures.
+ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 # The levels of objects and lists in a file, and the values in it, once aliases of YAML are followed.
 _MOST_LEVELS = 100
@@ -54,17 +55,23 @@ class TaskCycleError(MalformedError):
     """Tasks wait for each other, as KFP's SDK lets them."""
 
 
-def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
-    """Read the pipeline in a PipelineSpec and the Kubernetes part of its platform spec.
+def read_pipeline(spec: dict[str, Any], platform: dict[str, Any], text: str = "") -> Pipeline:
+    """Read the pipeline in a PipelineSpec and its platform spec, or {}.
+
+    Args:
+        spec: the PipelineSpec.
+        platform: the platform spec.
+        text: the text in which both are; if empty, it is written.
 
     Raises:
         MalformedError: it does not have the structure of one.
         KeyError, ValueError: a part is missing, or has the wrong text.
     """
-    _verify_types(spec, "", dict, "", _MOST_LEVELS, iter(range(_MOST_VALUES)))
-    _verify_types(platform, "platforms.kubernetes", dict, "", _MOST_LEVELS, iter(range(_MOST_VALUES)))
+    for document in (spec, platform):
+        _verify_types(document, "", dict, "", _MOST_LEVELS, iter(range(_MOST_VALUES)))
+    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
     executors = spec.get("deploymentSpec", {}).get("executors", {})
-    settings = platform.get("deploymentSpec", {}).get("executors", {})
+    settings = kubernetes.get("deploymentSpec", {}).get("executors", {})
     components = {
         name: _component(name, component, executors, settings) for name, component in spec.get("components", {}).items()
     }
@@ -77,11 +84,18 @@ def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
         name=str(spec["pipelineInfo"]["name"]),
         root=root,
         components=components,
-        platform=platform.get("pipelineConfig") or spec.get("pipelineConfig", {}),
+        platform=kubernetes.get("pipelineConfig") or spec.get("pipelineConfig", {}),
         description=spec["pipelineInfo"].get("description", ""),
+        text=text or _dump(spec, platform),
+        documents=(spec, platform),
     )
     _verify(pipeline)
     return pipeline
+
+
+def _dump(spec: dict[str, Any], platform: dict[str, Any]) -> str:
+    documents = [spec, platform] if platform else [spec]
+    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=10_000))
 
 
 def _component(name: str, spec: dict[str, Any], executors: dict[str, Any], settings: dict[str, Any]) -> Component:
@@ -175,28 +189,15 @@ def _container(spec: dict[str, Any]) -> Container:
 
 def _dag(spec: dict[str, Any]) -> Dag:
     tasks = {name: _task(name, task) for name, task in spec.get("tasks", {}).items()}
-    outputs = spec.get("outputs", {})
-    return Dag(
-        tasks=tasks,
-        outputs={name: _selector(output) for name, output in outputs.get("parameters", {}).items()},
-        artifacts={
-            name: Selector(
-                tuple(
-                    (selector["producerSubtask"], selector["outputArtifactKey"])
-                    for selector in output["artifactSelectors"]
-                )
-            )
-            for name, output in outputs.get("artifacts", {}).items()
-        },
-    )
-
-
-def _selector(spec: dict[str, Any]) -> Selector:
-    if "valueFromOneof" in spec:
-        selectors = spec["valueFromOneof"]["parameterSelectors"]
-    else:
-        selectors = [spec["valueFromParameter"]]
-    return Selector(tuple((selector["producerSubtask"], selector["outputParameterKey"]) for selector in selectors))
+    outputs: dict[str, tuple[tuple[str, str], ...]] = {}
+    for name, output in spec.get("outputs", {}).get("parameters", {}).items():
+        is_one = "valueFromOneof" in output
+        found = output["valueFromOneof"]["parameterSelectors"] if is_one else [output["valueFromParameter"]]
+        outputs[name] = tuple((one["producerSubtask"], one["outputParameterKey"]) for one in found)
+    for name, output in spec.get("outputs", {}).get("artifacts", {}).items():
+        found = output["artifactSelectors"]
+        outputs[name] = tuple((one["producerSubtask"], one["outputArtifactKey"]) for one in found)
+    return Dag(tasks, outputs)
 
 
 def _task(name: str, spec: dict[str, Any]) -> Task:
@@ -218,7 +219,7 @@ def _task(name: str, spec: dict[str, Any]) -> Task:
         inputs=sources,
         depends_on=tuple(dict.fromkeys(depends_on)),
         condition=trigger.get("condition", "") or None,
-        runs_always=trigger.get("strategy") == _ALWAYS,
+        runs_always=trigger.get("strategy") == ALWAYS,
         loop=_loop(spec),
         retry=_retry(spec.get("retryPolicy")),
         artifacts=artifacts,
@@ -287,8 +288,8 @@ def _verify(pipeline: Pipeline) -> None:
             for upstream in task.depends_on:
                 if upstream not in dag.tasks:
                     raise MalformedError(f"the task {task.name!r} waits for {upstream!r}, which is missing")
-        for name, selector in (*dag.outputs.items(), *dag.artifacts.items()):
-            for producer, _ in selector.sources:
+        for name, sources in dag.outputs.items():
+            for producer, _ in sources:
                 if producer not in dag.tasks:
                     raise MalformedError(f"the output {name!r} comes from the task {producer!r}, which is missing")
         uses[component.name] = {task.component for task in dag.tasks.values()}
@@ -365,9 +366,9 @@ _TYPES: Mapping[str, Any] = {
             dict,
             "accelerator annotations artifactIterator artifactType artifactUri artifacts cachingOptions componentRef "
             "components configMapNameParameter container dag deploymentSpec enabledSharedMemory executors importer "
-            "inputDefinitions inputs items iteratorPolicy labels metadata nodeSelector outputDefinitions outputs "
-            "parameterIterator parameters pipelineConfig pipelineInfo podMetadata pvcNameParameter resources "
-            "retryPolicy root runtimeValue secretNameParameter securityContext taskFinalStatus taskInfo "
+            "inputDefinitions inputs items iteratorPolicy kubernetes labels metadata nodeSelector outputDefinitions "
+            "outputs parameterIterator parameters pipelineConfig pipelineInfo platforms podMetadata pvcNameParameter "
+            "resources retryPolicy root runtimeValue secretNameParameter securityContext taskFinalStatus taskInfo "
             "taskOutputArtifact taskOutputParameter tasks triggerPolicy typeSchema valueFromOneof valueFromParameter",
         ),
         (

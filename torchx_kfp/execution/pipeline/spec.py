@@ -141,19 +141,14 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Selector:
-    """An output of a DAG: the first of these (task, output) pairs that has run."""
-
-    sources: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class Dag:
-    """Tasks, and where the outputs of their scope (parameters and artifacts) come from."""
+    """Tasks, and the outputs of their scope, parameters and artifacts.
+
+    An output comes from the first of these (task, output) pairs that has run.
+    """
 
     tasks: Mapping[str, Task]
-    outputs: Mapping[str, Selector] = field(default_factory=dict)
-    artifacts: Mapping[str, Selector] = field(default_factory=dict)
+    outputs: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     @functools.cached_property
     def ordered(self) -> list[Task]:

@@ -9,25 +9,18 @@ and nested pipelines can only be taken out with the whole group.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.conditions import select_field
-from torchx_kfp.execution.pipeline.reader import read_pipeline
+from torchx_kfp.execution.pipeline.reader import ALWAYS, read_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 #: KFP's names for the input and the output of an importer.
 URI, _ARTIFACT = "uri", "artifact"
-_ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
-
-
 #: The outputs of tasks that are taken out, by the tasks' names or paths, as far as they are known.
 Kept = Mapping[str, Mapping[str, Any]]
 
@@ -74,16 +67,7 @@ def without_tasks(
     if executors := kubernetes.get("deploymentSpec", {}).get("executors"):
         left = spec.get("deploymentSpec", {}).get("executors", {})
         kubernetes["deploymentSpec"]["executors"] = {name: one for name, one in executors.items() if name in left}
-    return with_specs(spec, platform)
-
-
-def with_specs(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
-    """Return the pipeline with a PipelineSpec that was changed, and a platform spec or {}."""
-    documents = [spec, platform] if platform else [spec]
-    text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=10_000)
-    return dataclasses.replace(
-        read_pipeline(spec, platform.get("platforms", {}).get("kubernetes", {})), text=text, documents=(spec, platform)
-    )
+    return read_pipeline(spec, platform)
 
 
 def _turn_cache_off(task: dict[str, Any], components: Mapping[str, Any]) -> None:
@@ -219,7 +203,7 @@ class _Rest:
         if not before:
             del task["dependentTasks"]
             # Without tasks before it, an exit task is a task like any other.
-            if task.get("triggerPolicy", {}).get("strategy") == _ALWAYS:
+            if task.get("triggerPolicy", {}).get("strategy") == ALWAYS:
                 del task["triggerPolicy"]["strategy"]
                 _drop_empty(task, "triggerPolicy")
 

@@ -28,8 +28,8 @@ from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.inputs import parameter_placeholder
 from torchx_kfp.contract.protocol import CODE_URL, WORKSPACE_PARAMETER, code_name, is_code_name
 from torchx_kfp.contract.scripts import workspaces_in
+from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import Constant, Pipeline
-from torchx_kfp.execution.pipeline.surgery import with_specs
 from torchx_kfp.execution.pipeline.used_files import AllFiles, UsedFiles, names_of_modules
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages
 
@@ -76,7 +76,7 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
         container = spec["deploymentSpec"]["executors"][components[component]["executorLabel"]]["container"]
         others = [one for one in container.get("env", ()) if one["name"] != CODE_URL]
         container["env"] = [*others, {"name": CODE_URL, "value": url}]
-    return with_specs(spec, platform)
+    return read_pipeline(spec, platform)
 
 
 def _input_to_name(stage: ScopedTask, url: str, *, is_at_hand: bool) -> str:

@@ -115,8 +115,8 @@ class Units:
         root = pipeline.root.as_dag()
         self.outputs = {
             name: UnitRead(name, *found)
-            for name, selector in (*root.outputs.items(), *root.artifacts.items())
-            for task, output in selector.sources[:1]
+            for name, sources in root.outputs.items()
+            for task, output in sources[:1]
             for found in self._sources(None, FromTask(task, output))
         }
 
@@ -180,8 +180,7 @@ class Units:
         if dag is None or (inside_handlers and not place.is_exit_handler):
             yield place, output
             return
-        selector = dag.outputs.get(output) or dag.artifacts.get(output)
-        for producer, name in selector.sources if selector else ():
+        for producer, name in dag.outputs.get(output, ()):
             inner = self._places[f"{place.path}/{producer}"]
             yield from self.made_by(inner, name, inside_handlers=inside_handlers)
 
