@@ -151,6 +151,7 @@ def replay(
     tracker_base: str = "",
     shell: bool = False,
     env: Mapping[str, str | None] | None = None,
+    named_base: str | None = None,
     say: Callable[[str], object] | None = None,
 ) -> ReplayResult:
     """Run one stage of a run on this machine, as it was there: the same arguments, variables, inputs and parents.
@@ -172,6 +173,8 @@ def replay(
         tracker_base: where it records and finds what its parents recorded. Default: the tracker base of the run.
         shell: whether to open a shell in place of the application.
         env: variables that the stage gets with other values than then, or does not get (None).
+        named_base: the tracker base of runs on a host that may be read and written. Default: that of
+            ``TORCHX_KFP_TRACKER_BASE``.
         say: gets sentences about what is not as it was, before it starts. Default: they are written to stderr.
 
     Raises:
@@ -180,33 +183,12 @@ def replay(
         TrackerError: the tracker base cannot be written.
         ContainerEngineError: there is no container engine.
     """
-    code = os.path.abspath(workspace) if workspace else ""
     if isinstance(run, (str, os.PathLike)):
         run = RunReader(find_run(output_dir or OUTPUT_DIR, os.fspath(run)))
-    return replay_invocation(
-        run.invocation(stage),
-        Overrides(code, tracker_base, shell, env or {}),
-        {"docker": docker, "mounts": mounts, "copy_from": copy_from, "directory": directory},
-        output_dir=output_dir,
-        secrets=secrets or {},
-        config_maps=config_maps or {},
-        named_base=os.environ.get(_NAMED_BASE, ""),
-        say=say,
-    )
-
-
-def replay_invocation(
-    invocation: Invocation,
-    overrides: Overrides,
-    options: RunKeywords,
-    *,
-    output_dir: str | os.PathLike[str] | None,
-    secrets: Given,
-    config_maps: Given,
-    named_base: str,
-    say: Callable[[str], object] | None = None,
-) -> ReplayResult:
-    """Replay a stage: see ``replay``. ``named_base`` is the tracker base of runs on a host that the user has named."""
+    invocation = run.invocation(stage)
+    overrides = Overrides(os.path.abspath(workspace) if workspace else "", tracker_base, shell, env or {})
+    options: RunKeywords = {"docker": docker, "mounts": mounts, "copy_from": copy_from, "directory": directory}
+    named_base = os.environ.get(_NAMED_BASE, "") if named_base is None else named_base
     say = say or (lambda sentence: Terminal(sys.stderr).write_lines([sentence]))
     record = invocation.record
     if overrides.code and not os.path.isdir(overrides.code):
@@ -214,7 +196,7 @@ def replay_invocation(
     chosen = _options(record, options, overrides, named_base)
     runs = str(record.folder.absolute().parent) if record.folder else ""
     variables = {name: value for name, value in overrides.environ.items() if value is not None}
-    given = GivenKeys(secrets, config_maps, variables, chosen.docker)
+    given = GivenKeys(secrets or {}, config_maps or {}, variables, chosen.docker)
     verify_given([(invocation.component, invocation.place.scope_inputs)], given)
     run_id = f"{REPLAY}{make_run_name(invocation.pipeline.name)}"
     folder = Path(output_dir or runs or OUTPUT_DIR).absolute() / REPLAYS / run_id

@@ -52,21 +52,21 @@ def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: A
     torchx-kfp replay 'latest/train[2]' --workspace . --shell
     """
     from torchx_kfp.execution.host.settings import read_settings
-    from torchx_kfp.execution.local.replay import Overrides, replay_invocation
+    from torchx_kfp.execution.local.replay import replay
+    from torchx_kfp.execution.runs.history import RunReader
 
     source, stage = lookup.find_part(run, changes="replay")
-    invocation = source.invocation(stage or None)
-    code = options["workspace"]
-    is_here = invocation.record.folder is not None
-    result = replay_invocation(
-        invocation,
-        Overrides(
-            os.path.abspath(os.path.expanduser(code)) if code else "",
-            options["tracker_base"],
-            options["shell"],
-            {**_variables(options["env"]), **dict.fromkeys(options["unset"])},
-        ),
-        {"docker": options["docker"], "mounts": given["mounts"], "copy_from": given["copy_from"]},
+    is_here = isinstance(source, RunReader)
+    result = replay(
+        source,
+        stage or None,
+        docker=options["docker"],
+        mounts=given["mounts"],
+        copy_from=given["copy_from"],
+        workspace=os.path.expanduser(options["workspace"] or ""),
+        tracker_base=options["tracker_base"],
+        shell=options["shell"],
+        env={**_variables(options["env"]), **dict.fromkeys(options["unset"])},
         # A run on this machine keeps its replays.
         output_dir=None if is_here else lookup.output_dir,
         secrets=given["secrets"],
