@@ -76,38 +76,25 @@ def shared_memory(platform: Mapping[str, Any]) -> int | None:
     return math.ceil(parse_quantity(size)) if size else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def missing_folders(component: Component, inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the volumes that a process does not find, because there is no directory at their mount paths."""
-    for key, mount in _mounts(component):
-        path = mount.get("mountPath", "")
-        if not os.path.isdir(path):
-            yield f"{_volume(key, mount, inputs)} (make the directory {path}, or use --docker)"
-
-
-def missing_mounts(
+def missing_volumes(
     component: Component, given: GivenKeys, inputs: Mapping[str, Any], mounted: Collection[str]
 ) -> Iterator[str]:
-    """Describe the volumes that a container does not find because the user mounts nothing at their paths.
+    """Describe the volumes that a stage does not find.
 
-    ``mounted`` are the paths at which the user mounts something.
+    A process finds a directory at a mount path, a container what the user mounts there: ``mounted`` has the paths.
     """
     files = given_files(component, given, inputs)
-    for key, mount in _mounts(component):
-        path = os.path.normpath(mount.get("mountPath", ""))
-        if key not in _TEMPORARY and path not in mounted and path not in files:
-            name = name_of(mount, inputs) or "NAME"
-            give = f", or give {POD_SETTINGS[key].option} {name}=FILE" if key in FILES else ""
-            yield f"{_volume(key, mount, inputs)} (give --mount FOLDER:{path}{give})"
-
-
-def _mounts(component: Component) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    return ((key, mount) for key, mount in entries(component.platform, _VOLUMES) if not mount.get("optional"))
-
-
-def _volume(key: str, mount: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    name = name_of(mount, inputs)
-    volume = POD_SETTINGS[key].volume
-    return f"{volume} {name!r}" if name else volume
+    for key, mount in entries(component.platform, _VOLUMES):
+        path, name, volume = mount.get("mountPath", ""), name_of(mount, inputs), POD_SETTINGS[key].volume
+        volume = f"{volume} {name!r}" if name else volume
+        if mount.get("optional"):
+            continue
+        if not given.in_containers:
+            if not os.path.isdir(path):
+                yield f"{volume} (make the directory {path}, or use --docker)"
+        elif key not in _TEMPORARY and (path := os.path.normpath(path)) not in {*mounted, *files}:
+            give = f", or give {POD_SETTINGS[key].option} {name or 'NAME'}=FILE" if key in FILES else ""
+            yield f"{volume} (give --mount FOLDER:{path}{give})"
 
 
 def _is_memory(volume: Mapping[str, Any]) -> bool:

@@ -113,10 +113,7 @@ def stage_not_applied(
     component, inputs = scoped.component, scoped.scope_inputs
     yield from missing_variables(component, given, inputs)
     yield from kubernetes.not_applied(component, in_container=given.in_containers, has_gpus=has_gpus)
-    if given.in_containers:
-        yield from kubernetes.missing_mounts(component, given, inputs, [mount.target for mount in mounts])
-    else:
-        yield from kubernetes.missing_folders(component, inputs)
+    yield from kubernetes.missing_volumes(component, given, inputs, [mount.target for mount in mounts])
 
 
 def _task_problems(scoped: ScopedTask, in_container: bool) -> Iterator[str]:
