@@ -116,10 +116,9 @@ def lineage(base: Path | str) -> FsspecResultTracker:
 
 def declare(store: Store, run_id: str, parents: dict[str, list[str]], start: Start | None = None) -> None:
     """Record the sources that a stage records at its start, perhaps with the start itself."""
-    sources = [Source(source, alias=alias) for alias, ids in parents.items() for source in ids]
-    add_entry(
-        store, run_id, {"sources": list(map(vars, sources)), **({"started": vars(start)} if start else {})}, "0-start"
-    )
+    sources = [vars(Source(source, alias=alias)) for alias, ids in parents.items() for source in ids]
+    fields = {"sources": sources, "started": start and vars(start)}
+    add_entry(store, run_id, {name: value for name, value in fields.items() if value}, "0-start")
 
 
 def sources_that_are_not_runs(folder: Path) -> None:
@@ -265,7 +264,7 @@ def old_runs(folder: Path) -> None:
         tracker[key] = {"loss": 0.25, "note": "x" * 500}
     add_artifact(tracker.store, "old/train/1", "model", "s3://models/1", None)
     add_entry(tracker.store, "older/train/1", {"metadata": {"note": "without results"}})
-    add_entry(tracker.store, "new/evaluate/1", {"sources": [{"run_id": "used/train/1"}]})
+    add_entry(tracker.store, "new/evaluate/1", {"sources": [vars(Source("used/train/1"))]})
     add_entry(tracker.store, "used/train/1", {"metadata": {"note": "x"}})
     (folder / "base/notes").mkdir()
     (folder / "base/notes/todo.txt").write_text("buy milk")
