@@ -18,7 +18,7 @@ from typing import Any
 
 from torchx_kfp.common.safe_files import UnfitFileError, make_folder
 from torchx_kfp.errors import explain
-from torchx_kfp.execution.local.executors.engine import MARK_LABEL, POLL, RUN_LABEL, Engine, EngineError
+from torchx_kfp.execution.local.executors.engine import MARK_LABEL, POLL, RUN_LABEL, Engine, EngineError, ask
 from torchx_kfp.execution.local.executors.executor import (
     NEEDS,
     NOT_FOUND,
@@ -151,8 +151,6 @@ class Containers:
             files={source: files[target] for source, target in secrets.items()},
             limits=read_limits(container.resources, facts),
             shared_memory=shared_memory(platform),
-            user=pod_user(platform),
-            pull=str(platform.get("imagePullPolicy") or ""),
         )
 
     @contextlib.contextmanager
@@ -165,8 +163,9 @@ class Containers:
         plan = attempt.container
         assert plan is not None
         try:
-            image = self._provide(attempt.image, plan.pull, setup)
-            self._share_folders(plan, (image.get("Config") or {}).get("User") or "")
+            image = self._provide(attempt.image, attempt.component.platform.get("imagePullPolicy"), setup)
+            user = pod_user(attempt.component.platform) or (image.get("Config") or {}).get("User") or ""
+            self._share_folders(plan, user)
             container = self._create(attempt)
         except UnfitFileError as error:
             raise AttemptError(f"could not be started: {error}") from None
@@ -186,7 +185,7 @@ class Containers:
         with contextlib.suppress(EngineError, OSError):
             self.engine.remove_all(self.run_id, self.mark)
 
-    def _provide(self, image: str, policy: str, setup: Setup) -> dict[str, Any]:
+    def _provide(self, image: str, policy: str | None, setup: Setup) -> dict[str, Any]:
         """Return the engine's description of the image, which is pulled if it is missing."""
         before, found = self._refused.get(image), self.engine.inspect("image", image)
         if policy == "Never" and found is None:
@@ -205,7 +204,7 @@ class Containers:
                     refused = self._refused.get(image)
                     if refused is not None and refused is not before:  # while this stage waited
                         raise refused
-                    self.engine.ask("pull", "--quiet", "--", image, is_ended=setup.is_ended)
+                    ask(self.engine.program, "pull", "--quiet", "--", image, is_ended=setup.is_ended)
                     self._pulled.add(image)
             except EngineError as error:
                 setup.verify_wanted()
@@ -220,14 +219,13 @@ class Containers:
             found = self.engine.inspect("image", image)
         return found or {}
 
-    def _share_folders(self, plan: ContainerPlan, image_user: str) -> None:
+    def _share_folders(self, plan: ContainerPlan, user: str) -> None:
         """Let the container's user and this process's user write to the same folders, unless both are root.
 
         Raises:
             UnfitFileError: another container has replaced a folder with something else.
         """
-        user = (plan.user or image_user).partition(":")[0]
-        is_root = user in ("", "0", "root")
+        is_root = user.partition(":")[0] in ("", "0", "root")
         for folder, root in plan.shared_folders.items():
             # Rootless engines run a container's root as their own user.
             if is_root and (os.geteuid() == 0 or self.engine.is_rootless):
@@ -254,7 +252,7 @@ class Containers:
         if not command:
             words += attempt.args
         try:
-            return self.engine.ask(*words, environ={**os.environ, **secrets}).split()[-1]
+            return ask(self.engine.program, *words, environ={**os.environ, **secrets}).split()[-1]
         except EngineError as error:
             # Podman's package only recommends its init.
             more = ". Install catatonit" if "catatonit" in str(error) else ""
@@ -275,8 +273,8 @@ class Containers:
         if attempt.replaces is not None:
             has_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
             options += ["--interactive", *(["--tty"] if has_terminal else [])]
-        if plan.user:
-            options.append(f"--user={plan.user}")
+        if user := pod_user(attempt.component.platform):
+            options.append(f"--user={user}")
         if limits.cpus:
             cpus = min(limits.cpus, self.engine.cpus) if self.engine.cpus else limits.cpus
             options.append(f"--cpus={cpus:.9f}")
@@ -364,7 +362,7 @@ class ContainerStage(RunningStage):
         deadline = time.monotonic() + _ENDING
         while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(EngineError, OSError):
-                self._engine.ask("kill", f"--signal={number.name}", self._container)
+                ask(self._engine.program, "kill", f"--signal={number.name}", self._container)
                 return
             time.sleep(POLL)
 

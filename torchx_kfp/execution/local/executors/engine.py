@@ -55,16 +55,10 @@ class Engine:
     is_rootless: bool
     has_gpus: bool
 
-    def ask(
-        self, *words: str, environ: Mapping[str, str] | None = None, is_ended: Callable[[], bool] | None = None
-    ) -> str:
-        """Run the program with these words, and return what it prints: see ``ask``."""
-        return ask(self.program, *words, environ=environ, is_ended=is_ended)
-
     def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return what the engine knows of an image or a container; None if there is none of this name."""
         try:
-            found = json.loads(self.ask(kind, "inspect", "--", name))
+            found = json.loads(ask(self.program, kind, "inspect", "--", name))
         except EngineError:
             return None
         return dict(found[0])
@@ -72,7 +66,7 @@ class Engine:
     def remove_all(self, run_id: str, mark: str) -> int:
         """Remove every container of a run, and return their number; with an empty mark, of any folder."""
         labels = [f"{RUN_LABEL}={run_id}", *([f"{MARK_LABEL}={mark}"] if mark else [])]
-        found = self.ask("ps", "--all", "--quiet", *(f"--filter=label={label}" for label in labels)).split()
+        found = ask(self.program, "ps", "--all", "--quiet", *(f"--filter=label={label}" for label in labels)).split()
         self.remove(*found)
         return len(found)
 
@@ -80,7 +74,7 @@ class Engine:
         """Remove containers, unless that is happening already."""
         if containers:
             with contextlib.suppress(EngineError, OSError):
-                self.ask("rm", "--force", "--volumes", *containers)
+                ask(self.program, "rm", "--force", "--volumes", *containers)
 
 
 def ask(

@@ -52,9 +52,6 @@ class ContainerPlan:
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     limits: Limits = NO_LIMITS
     shared_memory: int | None = None
-    user: str | None = None
-    #: Kubernetes's image pull policy; empty if the pipeline sets none.
-    pull: str = ""
 
     def mount_of(self, path: str) -> tuple[Mount, str] | None:
         """Return the mount that shows a path of the container, and the path on this machine."""
