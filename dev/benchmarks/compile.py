@@ -64,7 +64,7 @@ def by_hand(tracker_base: str = BASE, lr: float = 0.1) -> None:
     reads = {}
     for number in range(STAGES):
         task = component_by_hand(number)(tracker_base=tracker_base, lr=lr, **reads)
-        for name, path in PLAN.field_paths.items():
+        for name, path in PLAN.pod.field_paths.items():
             kubernetes.use_field_path_as_env(task, name, path)
         reads = {"previous": task.outputs["run_id"]}
 
