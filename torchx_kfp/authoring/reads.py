@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kfp import dsl
@@ -171,7 +172,7 @@ def _source(what: object, where: str) -> ReadSource:
             f"{where} is {_show(source.argument)} of type {source.type}, which is not a run id. Give a task, "
             "dsl.Collected(task.outputs['run_id']), or a channel for a run id or a list of run ids."
         )
-    return Reference(f"collected {source.key}", what, source.name, "LIST") if collected else source
+    return replace(source, argument=what, type="LIST") if collected else source
 
 
 def _run_id(text: str, where: str) -> str:

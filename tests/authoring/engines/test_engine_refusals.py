@@ -119,6 +119,10 @@ ENGINE_CHANNELS: list[Row] = [
             lambda given: {"trainer": given.yes},
         ]
     ),
+    (
+        inside(lambda given: task_from_app(app(role(args=["x", f"$$${{replica_id}}/{given.text}$("])), engine="job")),
+        *("args[1] of role 'trainer'", "'$('", "two arguments"),
+    ),
     (item_as_number([1, 0.5]), ONE, "whole number"),
     (item_as_number([{"n": 0.5}], "n"), ONE, "whole number"),
     (
