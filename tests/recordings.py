@@ -139,14 +139,12 @@ class Replay:
         logs: how many requests for logs there were.
         problems: what is wrong with requests. None of this kind was recorded, or they lack a token.
         before: is called before a request is answered, with its method and path.
-        headers: those of all answers.
         tokens: those that are valid.
         last_token: the one of the last request.
     """
 
     def __init__(self, exchanges: Iterable[Exchange], folder: Path, token: str) -> None:
         self.before: Callable[[str, str], object] = lambda *_: None
-        self.headers: dict[str, str] = {}
         self.requests: list[tuple[str, str, Any]] = []
         self.repeated: list[str] = []
         self.logs = 0
@@ -191,7 +189,7 @@ class Replay:
         if not found.status and not content:
             handler.close_connection = True
         elif found.is_log:
-            handler.begin(found.status or 200, self.headers, None)
+            handler.begin(found.status or 200, {}, None)
             if content:
                 handler.send_chunk(content.encode())
             if not found.whole:
@@ -199,7 +197,7 @@ class Replay:
             if found.status:
                 handler.send_chunk(b"")
         else:
-            handler.begin(found.status, self.headers, len(content.encode()))
+            handler.begin(found.status, {}, len(content.encode()))
             handler.wfile.write(content.encode())
 
     def _find(self, handler: Handler, body: Any) -> Exchange | None:

@@ -7,7 +7,7 @@ that keys of results cannot name and listings of results leave out, with one fol
     <tracker base>/.torchx_kfp/runs/<run id>/<nanoseconds>-<random>.<field>[.<field>]    {"<field>": ...}
 
 ``<run id>`` is that of a stage, or a whole pipeline run. ``records`` says which fields there are. The programs that
-commands carry share the layout (``carried.shared``).
+commands carry share the layout (``carried.publisher``).
 """
 
 from __future__ import annotations

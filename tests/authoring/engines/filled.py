@@ -13,7 +13,7 @@ from torchx.specs import AppDef
 from tests.authoring.apps import compile_stage
 from tests.authoring.kfp_engines import container_of, containers
 from torchx_kfp.authoring.engines import Engine
-from torchx_kfp.contract.carried import cluster_api, cluster_stage, replica_roles
+from torchx_kfp.contract.carried import cluster_stage, replica_roles
 
 #: A program that prints its arguments, in place of python3.
 _PRINTS = "#!/bin/sh\nprintf '%s\\0' \"$@\"\n"
@@ -42,12 +42,10 @@ class Launched:
         """
         executor_input = {**self.executor_input, "inputs": {"parameterValues": {"task_config": config}}}
         with (
-            tempfile.TemporaryDirectory() as folder,
             mock.patch.dict("os.environ", {**ENVIRON, **(environ or {})}),
-            mock.patch.object(cluster_stage, "Cluster"),
-            mock.patch.object(cluster_api, "FOLDER", folder),
+            mock.patch.object(cluster_stage, "Cluster") as cluster,
         ):
-            Path(folder, "namespace").write_text("kubeflow")
+            cluster.return_value.account = "pipeline-runner"
             counts = [replica_roles.count(role, self.words) for role in self.spec["roles"]]
             return cluster_stage.ClusterStage(self.spec, self.words, counts, executor_input)
 

@@ -100,7 +100,6 @@ def start(
     folder: Path,
     *,
     before: Callable[[Attempt, str], object] | None = None,
-    headers: Mapping[str, str] | None = None,
     prefix: str = "",
     authority: Path | None = None,
     python: str = sys.executable,
@@ -113,7 +112,6 @@ def start(
         recording: what it is given, and what it is answered.
         folder: an empty folder.
         before: is called before each request is answered.
-        headers: headers of all answers.
         prefix: a program that comes before the launcher's.
         authority: the certificate that it trusts, if it is not the server's.
         python: the interpreter.
@@ -136,7 +134,6 @@ def start(
         # A proxy is not for the cluster.
         proxy = {"https_proxy": "http://127.0.0.1:1", "PATH": os.environ["PATH"]}
         ready: list[Attempt] = []
-        replay.headers.update(headers or {})
         if before:
             replay.before = lambda method, path: before(ready[0], f"{method} {path}")
         with (folder / "log").open("wb") as log:

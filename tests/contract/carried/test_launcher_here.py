@@ -287,7 +287,7 @@ NOTE = "echo $$ >>$TORCHX_REPLICA_ID; "
 WAITS = "exec sleep 300"
 #: Replica 1 fails when both have been started as often.
 FAILS = f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ $(wc -l <0) = $(wc -l <1) ]; do sleep 0.05; done; exit 6"
-AGAIN = "starting all replicas again ({} of {})"
+AGAIN = "attempt {} of 3: the application ended with exit code 6"
 ONE = "starting it again ({} of 2)"
 NUMBER = "echo of $TORCHX_NUM_REPLICAS"
 NONE: Mapping[str, Sequence[str]] = {"train/0": []}
@@ -303,7 +303,7 @@ ENDS: Mapping[str, End] = {
     "all replicas are started again": End(
         [shell("train", 2, FAILS, max_retries=2)],
         6,
-        [AGAIN.format(1, 2), AGAIN.format(2, 2)],
+        [AGAIN.format(2), AGAIN.format(3)],
         {"0": 3, "1": 3},
         engine="jobset",
     ),

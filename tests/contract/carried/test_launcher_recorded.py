@@ -87,7 +87,6 @@ class Course:
     never: Sequence[str] = ()
     engine: str = "job"
     spec: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 BOTH = [Pod(0), Pod(1)]
@@ -253,11 +252,6 @@ COURSES: Mapping[str, Course] = {
         ["\ntrainer/0 |", "\ntrainer/1 |"],
         spec={"logs": "none"},
     ),
-    "warnings of the API server": Course(
-        [Look(BOTH)] * 3 + [DONE],
-        says=['torchx-kfp: the API server warns: 299 - "v1alpha2 is deprecated"\n'],
-        headers={"Warning": '299 - "v1alpha2 is deprecated"'},
-    ),
 }
 
 
@@ -265,7 +259,7 @@ COURSES: Mapping[str, Course] = {
 def test_a_stage_ends_as_its_course_says(name: str, tmp_path: Path) -> None:
     one = COURSES[name]
     recording = course(f"{one.engine}.succeeds", one.looks, fails=one.code > 0, **one.spec)
-    with start(recording, tmp_path, headers=one.headers) as attempt:
+    with start(recording, tmp_path) as attempt:
         assert attempt.ends() == one.code, attempt.log
     assert attempt.replay.repeated == []
     assert attempt.asked == [f"{each.method} {each.path}" for each in recording.exchanges if not each.is_log]

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import ssl
 import threading
 import time
@@ -13,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 
-from torchx_kfp.contract.carried.replica_roles import KEPT, Failure, say, show
+from torchx_kfp.contract.carried.replica_roles import ENDING, KEPT, Failure, say, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,35 +27,41 @@ FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 PATIENCE = 600
 
 
-def account_file(name: str, /) -> str:
-    """Return the path of a file of the pod's service account."""
-    return f"{FOLDER}/{name}"
-
-
 class Cluster:
-    """The API server, as a pod reaches it."""
+    """The API server, as the pod of a stage with an engine reaches it."""
 
-    def __init__(self, rights: str, /) -> None:
-        host = os.environ["KUBERNETES_SERVICE_HOST"]
-        self.url = f"https://{f'[{host}]' if ':' in host else host}:{os.environ['KUBERNETES_SERVICE_PORT']}/"
+    def __init__(self, engine: str, /) -> None:
+        try:
+            with open(f"{FOLDER}/namespace") as file:
+                self.namespace = file.read().strip()
+            host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+            context = ssl.create_default_context(cafile=f"{FOLDER}/ca.crt")
+        except (OSError, KeyError) as error:
+            raise Failure(f"the pod has no access to the cluster's API: {error!r}") from None
+        self.url = f"https://{f'[{host}]' if ':' in host else host}:{port}/"
+        self.account = os.environ.get("KFP_SERVICE_ACCOUNT") or "default"
         #: The options of ``torchx-kfp rbac``.
-        self.rights = rights
-        #: The signal that ends the stage.
-        self.stopped = 0
-        context = ssl.create_default_context(cafile=account_file("ca.crt"))
+        self.rights = f"--engine {engine} --namespace {self.namespace} --service-account {self.account}"
         # Python 3.13 rejects the authorities of many clusters otherwise: they lack key identifiers.
         context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
         # An empty ProxyHandler keeps the environment's proxies away: the cluster is not reached through them.
         self.opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
-        #: The requests that were allowed, and the warnings that were said.
+        #: The requests that were allowed.
         self.allowed: set[tuple[str, str]] = set()
-        self.warned: set[str] = set()
+
+    def path(self, api: str, plural: str, /) -> str:
+        """Return the path of a collection in the namespace."""
+        return f"{api}/namespaces/{self.namespace}/{plural}"
+
+    def pods(self, query: str, /) -> Any:
+        """Return the pods that a selector finds."""
+        return self.call("GET", f"{self.path('api/v1', 'pods')}?{query}")[1]["items"]
 
     def open(self, method: str, path: str, body: Any = None, /, timeout: float = 30) -> Any:
         """Send one request. The token is read each time, because it is replaced now and then."""
-        with open(account_file("token")) as file:
+        with open(f"{FOLDER}/token") as file:
             token = file.read().strip()
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         request = urllib.request.Request(
@@ -74,14 +81,11 @@ class Cluster:
         began = time.monotonic()
         pause = 0.25
         while True:
-            if method == "POST" and self.stopped:
+            if method == "POST" and signal.sigpending() & ENDING:
                 raise Failure("stopped")  # nothing is created then
             try:
                 with self.open(method, path, body) as answer:
                     found = json.loads(answer.read())
-                    for warning in set(answer.headers.get_all("Warning") or ()) - self.warned:
-                        self.warned.add(warning)  # of a version that is deprecated, each answer has one
-                        say("the API server warns:", warning)
                     self.allowed.add((method, path))
                     return answer.status, found
             except urllib.error.HTTPError as error:
@@ -121,32 +125,33 @@ def reason(error: urllib.error.HTTPError, /) -> str:
         return text.strip()[:1000] or error.reason
 
 
-def stamped(line: bytes, /) -> tuple[bytes, bytes]:
-    """Return the time of a line of a log, so that times compare, and the text.
+def pieces(stream: Any, ended: bool, /) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the lines of a log, long ones in pieces of at least 64 KiB, each with its time, so that times compare.
+
+    If the pod has not ``ended``, a last line without an end is that of a connection that has broken: it is left out.
+    The stream's ``readline`` takes a connection that breaks between two chunks for the end of the answer.
 
     Raises:
-        ValueError: it is not a line of a log.
+        ValueError: it is not a log.
     """
-    stamp, _, text = line.partition(b" ")
-    if not re.match(rb"[0-9T:-]{19}(\.\d+)?(Z|[+-]\d\d:\d\d)$", stamp):
-        raise ValueError(line.decode(errors="replace").strip())
-    return stamp.replace(b"Z", b"+00:00"), text
-
-
-def pieces(stream: Any, /) -> Iterator[bytes]:
-    """Yield the lines of an answer, long ones in pieces of at least 64 KiB.
-
-    Its own ``readline`` takes a connection that breaks between two chunks for the end of the answer.
-    """
-    rest = b""
+    stamp = rest = b""
     while True:
         data = stream.read1(1 << 16)
         *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-        if rest and (not data or len(rest) >= 1 << 16):
-            yield rest
+        found = [line + b"\n" for line in lines]
+        if rest and (len(rest) >= 1 << 16 or (ended and not data)):
+            found.append(rest)
             rest = b""
+        for piece in found:
+            text = piece
+            if not stamp:
+                stamp, _, text = piece.partition(b" ")
+                if not re.match(rb"[0-9T:-]{19}(\.\d+)?(Z|[+-]\d\d:\d\d)$", stamp):
+                    raise ValueError(piece.decode(errors="replace").strip())
+                stamp = stamp.replace(b"Z", b"+00:00")
+            yield stamp, text
+            if piece.endswith(b"\n"):
+                stamp = b""
         if not data:
             return
 
@@ -154,105 +159,97 @@ def pieces(stream: Any, /) -> Iterator[bytes]:
 class Replica:
     """A pod of the stage, as far as it has been seen."""
 
-    def __init__(self, stage: Any, item: Any, /) -> None:
-        meta = item["metadata"]
-        role = meta["labels"]["torchx-kfp/role"]
-        self.stage = stage
-        self.uid = meta["uid"]
-        self.pod = meta["name"]
-        self.container = role
-        index = (meta.get("annotations") or {}).get(stage.spec["index"], "?")
-        self.label = f"{role}/{index}"
-        first = role == stage.spec["roles"][0]["name"] and index == "0"
-        self.follows = {"all": True, "first": first, "none": False}[stage.spec["logs"]]
+    def __init__(self, cluster: Cluster, item: Any, label: str, follows: bool, /) -> None:
+        self.cluster = cluster
+        self.uid, self.pod = item["metadata"]["uid"], item["metadata"]["name"]
+        #: ``<role>/<index>``. The role is also the name of its container.
+        self.label = label
+        self.role = label.split("/")[0]
+        #: Whether its log is read, the thread that does so, and the last lines.
+        self.follows = follows
         self.reader: threading.Thread | None = None
         self.lines: deque[bytes] = deque(maxlen=KEPT)
         self.node = ""
+        #: When it ended, with which exit code, and why.
         self.ended = ""
         self.code = 0
         self.why = ""
+        #: Whether the pod has vanished before its end, and whether somebody was deleting it then.
         self.gone = False
         self.deleted = False
         self.runs = False
         #: The reason why it does not run, and a message; or nothing.
         self.waiting: tuple[str, ...] = ()
-        self.problem = ""
 
     def update(self, item: Any, /) -> None:
         """Take note of the pod's state."""
         status = item.get("status") or {}
         self.node = item["spec"].get("nodeName", "")
-        states = [one["state"] for one in status.get("containerStatuses") or () if one["name"] == self.container]
+        states = [one["state"] for one in status.get("containerStatuses") or () if one["name"] == self.role]
         state = states[0] if states else {}
         deleted = "deletionTimestamp" in item["metadata"]
         if not self.ended:
             self.deleted = deleted
         self.runs = "running" in state and not deleted
+        conditions = status.get("conditions") or ()
         self.waiting = ()
-        conditions = [
-            one for one in status.get("conditions") or () if one["type"] == "PodScheduled" and one["status"] == "False"
-        ]
         for one in (
             *(each["state"].get("waiting") or {} for each in status.get("initContainerStatuses") or ()),
             state.get("waiting") or {},
-            *conditions,
+            *(one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"),
         ):
             if one.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
                 self.waiting = one["reason"], one.get("message") or ""
         if "terminated" in state:
-            self.end(state["terminated"].get("finishedAt"), state["terminated"]["exitCode"], state["terminated"])
+            self.end(state["terminated"]["exitCode"], state["terminated"])
         elif status.get("phase") == "Failed":
             # It was evicted, or its node is lost: only newer causes are in a condition.
-            causes = [one for one in status.get("conditions") or () if one["type"] == "DisruptionTarget"]
-            self.end(None, 1, {**causes[0], **status} if causes else status)
+            causes = [one for one in conditions if one["type"] == "DisruptionTarget"]
+            self.end(1, {**causes[0], **status} if causes else status)
         if self.follows and not self.reader and (self.runs or "terminated" in state):
             self.reader = threading.Thread(target=self.read, daemon=True)
             self.reader.start()
 
-    def end(self, when: str | None, code: int, details: Mapping[str, Any], /) -> None:
-        if not self.ended:
-            self.ended = when or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            self.code = code
-            words = [details.get("reason"), details.get("message")]
-            said = ": ".join(word.strip() for word in words if word and word != "Error")
-            self.why = f" ({said})" if said else ""
-            if code:
-                say(f"{self.label} failed with exit code {code}{self.why}; it was the pod {self.pod}")
+    def end(self, code: int, details: Mapping[str, Any], /) -> None:
+        """Take note of its end, once."""
+        if self.ended:
+            return
+        self.ended = details.get("finishedAt") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.code = code
+        words = [details.get("reason"), details.get("message")]
+        said = ": ".join(word.strip() for word in words if word and word != "Error")
+        self.why = f" ({said})" if said else ""
+        if code:
+            say(f"{self.label} failed with exit code {code}{self.why}; it was the pod {self.pod}")
 
-    def is_there(self) -> bool:
-        """Tell whether the pod is still there, and not another one of its name."""
-        path = f"{self.stage.path('api/v1', 'pods')}?fieldSelector=metadata.name%3D{self.pod}"
-        return any(one["metadata"]["uid"] == self.uid for one in self.stage.cluster.call("GET", path)[1]["items"])
+    def log(self, query: str, /) -> str:
+        """Return the path of its log."""
+        return f"{self.cluster.path('api/v1', 'pods')}/{self.pod}/log?container={self.role}&{query}"
 
     def read(self) -> None:
         """Copy the log, and go on where a broken connection has ended it."""
-        path = f"{self.stage.path('api/v1', 'pods')}/{self.pod}/log?container={self.container}"
-        path += "&follow=true&timestamps=true"
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # see ClusterStage.create
+        path = self.log("follow=true&timestamps=true")
         #: The latest time of a line that was shown. A new connection repeats the lines of that second.
         last = b""
         tries = 0
+        told = ""
         while True:
             ended = bool(self.ended)
             since = f"&sinceTime={last.decode()}".replace("+", "%2B") if last else ""
             problem = ""
             try:
-                with self.stage.cluster.open("GET", path + since, timeout=60) as stream:
-                    if tries and not self.is_there():
+                with self.cluster.open("GET", path + since, timeout=60) as stream:
+                    named = self.cluster.pods(f"fieldSelector=metadata.name%3D{self.pod}") if tries else ()
+                    if tries and not any(one["metadata"]["uid"] == self.uid for one in named):
                         return  # the stream is that of another pod of this name
-                    before, begins, shown = last, True, True
-                    for piece in pieces(stream):
-                        whole = piece.endswith(b"\n")
-                        if not whole and len(piece) < 1 << 16 and not ended:
-                            break  # the connection has broken: the line is read again
-                        if begins:
-                            stamp, piece = stamped(piece)
-                            shown = stamp > before
+                    before = last
+                    for stamp, text in pieces(stream, ended):
+                        if stamp > before:
                             last = max(last, stamp)
-                        begins = whole
-                        if shown:
                             tries = min(tries, 1)
-                            show(self.label, piece)
-                            self.lines.append(piece)
+                            show(self.label, text)
+                            self.lines.append(text)
                 if ended:
                     return
             except urllib.error.HTTPError as error:
@@ -263,8 +260,8 @@ class Replica:
                 problem = str(error)
             except (OSError, http.client.HTTPException):
                 pass
-            if problem and self.problem != problem:
-                self.problem = problem
+            if problem and told != problem:
+                told = problem
                 say(f"{self.label}: its log cannot be read: {problem}")
             tries += 1
             if problem.startswith("403") or (ended and tries > 5):

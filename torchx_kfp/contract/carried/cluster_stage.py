@@ -8,9 +8,6 @@ failed one are never those of the next. An annotation names the attempt that fol
 is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes an object
 only while that names itself, or the attempt before it.
 
-If the engine does not start replicas again by itself, this program does: ``retries`` in SPEC says how often it makes
-another object when one has failed, with another run id. What ends this program itself is not retried here.
-
 Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
 object is the first thing that the handler does. The owner of the object, and of the service that gives its pods names,
 is the run's Workflow: if the launcher's pod is lost with its node, the replicas go on, and the next attempt adopts
@@ -27,19 +24,18 @@ import re
 import signal
 import time
 
-from torchx_kfp.contract.carried.cluster_api import PATIENCE, Cluster, Replica, account_file
+from torchx_kfp.contract.carried.cluster_api import PATIENCE, Cluster, Replica
 from torchx_kfp.contract.carried.replica_roles import (
+    ENDING,
     KEPT,
     Failure,
-    environment,
-    exit_now,
     fill,
     last_lines,
-    outputs_of,
     say,
-    show,
+    show_end,
     tally,
     texts,
+    use_run_id,
 )
 
 TYPE_CHECKING = False
@@ -60,56 +56,36 @@ def state_of(spec: Any, found: Any, /) -> str:
     return ""
 
 
-def notes_of(found: Any, /) -> Any:
-    """Return the annotations of an object."""
-    return found["metadata"].get("annotations") or {}
-
-
-def launcher_of(found: Any, /) -> Any:
-    """Return the attempt that follows an object."""
-    return notes_of(found).get("torchx-kfp/launcher")
-
-
-def why(found: Any, /) -> str:
-    """Return the message of the condition that ended the object, if it has one."""
-    for one in (found.get("status") or {}).get("conditions") or ():
-        if one.get("status") == "True" and "Fail" in one.get("type", "") and one.get("message"):
-            return f": {one['message']}"
-    return ""
+def note_of(found: Any, name: str, /) -> str:
+    """Return what an attempt has noted at its object: the attempt that follows it, and what it was made from."""
+    return str((found["metadata"].get("annotations") or {}).get(f"torchx-kfp/{name}", ""))
 
 
 class ClusterStage:
     """One attempt of a distributed stage on the cluster."""
 
     def __init__(
-        self, spec: Any, words: Sequence[str], counts: Sequence[int], executor_input: Any, attempt: str = "", /
+        self, spec: Any, words: Sequence[str], counts: Sequence[int], executor_input: Any, attempt: int = 1, /
     ) -> None:
         self.spec = spec
         self.words = words
         self.counts = counts
+        self.given = executor_input
+        self.cluster = Cluster(spec["engine"])
         # ``(1)`` counts attempts, ``(0:0)`` is an iteration.
         node = re.sub(r"\(\d+\)", "", os.environ["KFP_ARGO_NODE"])
         digest = hashlib.sha256(f"{os.environ.get('KFP_RUN_ID')} {node}".encode()).hexdigest()
         self.name = f"{spec['stage']}-{digest[:10]}"
-        with open(account_file("namespace")) as file:
-            self.namespace = file.read().strip()
-        self.account = os.environ.get("KFP_SERVICE_ACCOUNT") or "default"
-        self.cluster = Cluster(
-            f"--engine {spec['engine']} --namespace {self.namespace} --service-account {self.account}"
-        )
-        self.pod = os.environ.get("KFP_POD_NAME", "")
-        self.uid = os.environ.get("KFP_POD_UID")
-        #: The name of this attempt. When KFP retries a run, Argo gives the new pod the name of the one that failed.
-        self.attempt = f"{self.pod}{f'_{self.uid[:8]}' if self.uid else ''}{attempt}"
-        self.collection = self.path(spec["api"], spec["plural"])
+        self.collection = self.cluster.path(spec["api"], spec["plural"])
         self.object = f"{self.collection}/{self.name}"
+        self.pod, self.uid = os.environ.get("KFP_POD_NAME", ""), os.environ.get("KFP_POD_UID")
+        #: The name of this attempt. When KFP retries a run, Argo gives the new pod the name of the one that failed.
+        self.attempt = f"{self.pod}{f'_{self.uid[:8]}' if self.uid else ''}{f'/{attempt}' * (attempt > 1)}"
         #: The attempts whose object this one may delete.
         self.own = {self.attempt}
-        self.creating = False
         self.replicas: dict[str, Replica] = {}
         self.told: Any = ""
         self.began = time.monotonic()
-        self.outputs = outputs_of(executor_input)
         config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
         self.config = json.loads(config) if isinstance(config, str) else dict(config)
         # The launcher's own claims, which the manifest has for the roles that mount them.
@@ -117,13 +93,8 @@ class ClusterStage:
         used = {one["name"] for one in mounts}
         volumes = [one for one in self.config.get("volumes") or () if one["name"] in used]
         self.config.update(volumeMounts=mounts, volumes=volumes)
-        self.run_id = os.environ.get("TORCHX_JOB_ID", "")
         #: The input from which the object is made; the run id differs from attempt to attempt.
         self.digest = hashlib.sha256(json.dumps([spec, words, self.config], sort_keys=True).encode()).hexdigest()[:16]
-
-    def path(self, api: str, plural: str, /) -> str:
-        """Return the path of a collection in the namespace."""
-        return f"{api}/namespaces/{self.namespace}/{plural}"
 
     # Making and ending the object
 
@@ -139,28 +110,25 @@ class ClusterStage:
         """
         known = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
         body = {"propagationPolicy": "Foreground", "preconditions": known}
-        return self.cluster.call("DELETE", self.object, body, patience=patience)[0] != 409
+        return self.cluster.call("DELETE", self.object, body, patience)[0] != 409
 
     def delete(self, patience: float, /) -> bool:
         """Delete the object if this attempt may do so; tell whether it did."""
         while True:
             found = self.find(patience)
-            if not found or launcher_of(found) not in self.own:
+            if not found or note_of(found, "launcher") not in self.own:
                 return False
             if self.remove(found, patience):
                 return True
 
     def stop(self, number: int, _: object, /) -> None:
         """Handle a signal that ends the stage: delete first, talk later."""
-        self.cluster.stopped = number
-        if self.creating:
-            return  # the object is deleted when the API server has answered
         try:
             said = f"; {self.name} is deleted" * self.delete(5)
         except Failure as failure:
             said = f", but {self.name} is not deleted: {failure}"
         say(f"ended by signal {number}{said}")
-        exit_now(128 + number)
+        os._exit(128 + number)
 
     def make(self) -> Any:
         """Create the object, or adopt the one that an earlier attempt has made."""
@@ -168,8 +136,6 @@ class ClusterStage:
         while True:
             owners = self.owners()
             found = self.find()
-            if found:
-                self.own.add(launcher_of(found))
             obstacle = self.obstacle(found)
             if not obstacle:
                 made = self.adopt(found, owners) if found else self.create(owners)
@@ -179,7 +145,7 @@ class ClusterStage:
             if obstacle != said:
                 say(obstacle)
                 said = obstacle
-            if found and not found["metadata"].get("deletionTimestamp"):
+            if found and "deletionTimestamp" not in found["metadata"]:
                 self.remove(found)
             time.sleep(0.5)
 
@@ -188,11 +154,12 @@ class ClusterStage:
         if not found:
             left = any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods())
             return "waiting until the pods of an earlier attempt are gone" * left
-        if found["metadata"].get("deletionTimestamp"):
+        self.own.add(note_of(found, "launcher"))
+        if "deletionTimestamp" in found["metadata"]:
             what = "is being deleted"
-        elif notes_of(found).get("torchx-kfp/spec") != self.digest:
+        elif note_of(found, "spec") != self.digest:
             what = "was made from another specification"
-        elif state_of(self.spec, found) == "failed" and launcher_of(found) != self.attempt:
+        elif state_of(self.spec, found) == "failed" and note_of(found, "launcher") != self.attempt:
             what = "has failed"
         else:
             return ""  # if this attempt made it, and did not get the answer, its failure is that of the attempt
@@ -204,20 +171,19 @@ class ClusterStage:
             companion = fill(one, {"name": self.name}, {})
             companion["metadata"]["ownerReferences"] = owners
             # With 409, there is that of an earlier attempt, which is the same.
-            self.cluster.call("POST", self.path(api, plural), companion)
-        self.creating = True
+            self.cluster.call("POST", self.cluster.path(api, plural), companion)
+        # A signal waits until the API server has answered: then it is known what to delete.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             code, found = self.cluster.call("POST", self.collection, self.manifest(owners))
         finally:
-            self.creating = False
-            if self.cluster.stopped:
-                self.stop(self.cluster.stopped, None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         if code == 404:
             needs = f"the engine {self.spec['engine']!r} needs {self.spec['needs']}"
             raise Failure(f"{self.collection}: {found.strip()}: {needs}")
         if code == 409:
             return None
-        say(f"created {found['kind']} {self.namespace}/{self.name}")
+        say(f"created {found['kind']} {self.cluster.namespace}/{self.name}")
         return found
 
     def adopt(self, found: Any, owners: Any, /) -> Any:
@@ -228,76 +194,68 @@ class ClusterStage:
         code, adopted = self.cluster.call("PATCH", self.object, body)
         if code in (404, 409):
             return None
-        self.run_id = notes_of(found).get("torchx-kfp/run-id", "")
-        if self.run_id and "run_id" in self.outputs:
-            with open(self.outputs["run_id"]["outputFile"], "w") as file:
-                file.write(self.run_id)
-        if launcher_of(found) != self.attempt:
-            known = f", run id {self.run_id}" * bool(self.run_id)
-            say(f"following {found['kind']} {self.namespace}/{self.name} of an earlier attempt{known}")
+        run_id = note_of(found, "run-id")
+        if run_id:
+            use_run_id(self.given, run_id)
+        if note_of(found, "launcher") != self.attempt:
+            known = f", run id {run_id}" * bool(run_id)
+            say(f"following {found['kind']} {self.cluster.namespace}/{self.name} of an earlier attempt{known}")
         return adopted
 
     def owners(self) -> Any:
-        """Return the Workflow that owns this pod, or the pod itself, as the owner of the object."""
-        path = f"{self.path('api/v1', 'pods')}?fieldSelector=metadata.name%3D{self.pod}"
-        for pod in self.cluster.call("GET", path)[1]["items"]:
-            meta = pod["metadata"]
-            if self.uid not in (None, meta["uid"]):
-                continue
-            for owner in meta.get("ownerReferences") or ():
-                if owner["kind"] == "Workflow":
-                    return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}]
-            return [{"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}]
+        """Return the Workflow that owns this pod, as the owner of the object."""
+        for pod in self.cluster.pods(f"fieldSelector=metadata.name%3D{self.pod}"):
+            if self.uid in (None, pod["metadata"]["uid"]):
+                owners = [one for one in pod["metadata"]["ownerReferences"] if one["kind"] == "Workflow"]
+                return [{key: one[key] for key in ("apiVersion", "kind", "name", "uid")} for one in owners]
         # A node that was cut off and is back: this process has outlived its pod.
         raise Failure(f"the pod {self.pod} is gone")
 
     def list_pods(self) -> Any:
         """Return the pods of the stage's replicas, also of earlier attempts."""
-        path = f"{self.path('api/v1', 'pods')}?labelSelector=torchx-kfp%2Fstage%3D{self.name}"
-        return self.cluster.call("GET", path)[1]["items"]
+        return self.cluster.pods(f"labelSelector=torchx-kfp%2Fstage%3D{self.name}")
 
     def manifest(self, owners: Any = (), /) -> Any:
         """Return the object, with everything that is known only now."""
+        spec, replica = self.spec, "$(TORCHX_REPLICA_ID)"
 
         def escape(text: str, /) -> str:
             return text.replace("$", "$$")  # the kubelet would expand it
 
-        spec, words = self.spec, self.words
-        replica = "$(TORCHX_REPLICA_ID)"
-        names = {"name": self.name}
+        words = [*map(escape, self.words)]
+        shared = {name: escape(os.environ[name]) for name in spec["protocol"] if name in os.environ}
+        index = {"fieldRef": {"fieldPath": f"metadata.annotations['{spec['index']}']"}}
         fewest = [min(role["fewest"], n) for role, n in zip(spec["roles"], self.counts)]  # noqa: B905 (Python 3.8)
         values: dict[str, Any] = {
-            **names,
-            "service_account": self.account,
+            "name": self.name,
+            "service_account": self.cluster.account,
             "fewest": min(spec.get("available") or sum(fewest), sum(self.counts)),
         }
-        shared = {name: os.environ[name] for name in spec["protocol"] if name in os.environ}
-        if self.run_id:
-            shared["TORCHX_JOB_ID"] = self.run_id
         for position, role in enumerate(spec["roles"]):
-            alone = position == 0 and self.counts[0] == 1
-            variables = {
-                **{name: escape(value) for name, value in shared.items()},
-                "TORCHX_NUM_REPLICAS": str(self.counts[position]),
-                "TORCHX_RANK0_HOST": "localhost" if alone else spec["host"] % names,
-                **environment(role, words, replica, escape),
-            }
-            path = f"metadata.annotations['{spec['index']}']"
-            command = [texts(parts, words, replica, escape) for parts in role["command"]]
+            count = self.counts[position]
+            alone = position == 0 and count == 1
+            command = [texts(parts, words, replica) for parts in role["command"]]
             if position == 0 and not alone:
                 # For replica 0, the host is localhost, as TorchX has it: its own name may not resolve yet.
                 script = '[ "$$TORCHX_REPLICA_ID" != 0 ] || TORCHX_RANK0_HOST=localhost; exec "$$@"'
                 command = ["sh", "-c", script, "sh", *command]
+            variables = {
+                **shared,
+                "TORCHX_NUM_REPLICAS": str(count),
+                "TORCHX_RANK0_HOST": "localhost" if alone else spec["host"] % {"name": self.name},
+                **{
+                    name: escape(os.environ.get(name, "")) if parts is None else texts(parts, words, replica)
+                    for name, parts in role["env"]
+                },
+            }
+            env = [{"name": name, "value": value} for name, value in variables.items()]
             values[f"{position}.command"] = command
-            values[f"{position}.env"] = [
-                {"name": "TORCHX_REPLICA_ID", "valueFrom": {"fieldRef": {"fieldPath": path}}},
-                *({"name": name, "value": value} for name, value in variables.items()),
-            ]
-            values[f"{position}.replicas"] = self.counts[position]
+            values[f"{position}.env"] = [{"name": "TORCHX_REPLICA_ID", "valueFrom": index}, *env]
+            values[f"{position}.replicas"] = count
             values[f"{position}.fewest"] = fewest[position]
-            values[f"{position}.image"] = texts(role["image"], words, "") if "image" in role else ""
+            values[f"{position}.image"] = texts(role["image"], self.words, "") if "image" in role else ""
         made = fill(spec["object"], values, self.config)
-        notes = {"spec": self.digest, "run-id": self.run_id, "launcher": self.attempt}
+        notes = {"spec": self.digest, "run-id": os.environ.get("TORCHX_JOB_ID", ""), "launcher": self.attempt}
         made["metadata"]["annotations"].update({f"torchx-kfp/{key}": value for key, value in notes.items()})
         made["metadata"]["ownerReferences"] = list(owners)
         return made
@@ -306,7 +264,7 @@ class ClusterStage:
 
     def run(self) -> int:
         """Create or adopt the object, follow it to its end, and return the exit code of the stage."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in ENDING:
             signal.signal(number, self.stop)
         try:
             return self.finish(self.follow(self.make()))
@@ -328,7 +286,7 @@ class ClusterStage:
             found = self.find()
             if not found:
                 raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
-            if launcher_of(found) != self.attempt:
+            if note_of(found, "launcher") != self.attempt:
                 raise Failure(f"another attempt of this stage follows {self.name} now")
 
     def finish(self, found: Any, /) -> int:
@@ -340,7 +298,7 @@ class ClusterStage:
         if state_of(self.spec, found) == "succeeded":
             say(f"{self.name} succeeded")
             return 0
-        code = self.explain(why(found))
+        code = self.explain(found)
         try:
             self.delete(60)
         except Failure as failure:
@@ -351,14 +309,18 @@ class ClusterStage:
         """Take note of the pods, start to read the logs of new ones, and say what keeps others from running."""
         seen = set()
         for item in sorted(items, key=lambda item: item["metadata"]["creationTimestamp"]):
-            uid = item["metadata"]["uid"]
-            seen.add(uid)
-            if uid not in self.replicas:
-                self.replicas[uid] = Replica(self, item)
-            self.replicas[uid].update(item)
+            meta = item["metadata"]
+            seen.add(meta["uid"])
+            if meta["uid"] not in self.replicas:
+                index = (meta.get("annotations") or {}).get(self.spec["index"], "?")
+                label = f"{meta['labels']['torchx-kfp/role']}/{index}"
+                first = label == f"{self.spec['roles'][0]['name']}/0"
+                follows = {"all": True, "first": first, "none": False}[self.spec["logs"]]
+                self.replicas[meta["uid"]] = Replica(self.cluster, item, label, follows)
+            self.replicas[meta["uid"]].update(item)
         for uid, replica in self.replicas.items():
             if uid not in seen and not replica.ended:
-                replica.ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                replica.end(0, {})
                 replica.gone = True
                 say(f"{replica.label}: its pod {replica.pod} is gone")
         present = [self.replicas[uid] for uid in seen]
@@ -378,18 +340,22 @@ class ClusterStage:
             details = reason = "; it has no pods yet"
             if time.monotonic() > self.began + 10:
                 kind = self.spec["plural"] + "." * ("/" in self.spec["api"]) + self.spec["api"].split("/")[1]
-                details = reason = f"{details}: kubectl describe {kind} {self.name} -n {self.namespace}"
+                details = reason = f"{details}: kubectl describe {kind} {self.name} -n {self.cluster.namespace}"
         if (text, reason) != self.told:
             say(text + details)
             self.told = text, reason
 
-    def explain(self, message: str, /) -> int:
-        """Say which replica failed first, and with which last lines; return its exit code."""
+    def explain(self, found: Any, /) -> int:
+        """Say why the object failed, and which replica did first, with which last lines; return its exit code."""
+        conditions = (found.get("status") or {}).get("conditions") or ()
+        failures = [one for one in conditions if one.get("status") == "True" and "Fail" in one.get("type", "")]
+        messages = [one["message"] for one in failures if one.get("message")]
+        what = ": ".join([f"{self.name} failed", *messages[:1]])
         # Of pods that replaced each other, the last one counts.
         last = {one.label: one for one in self.replicas.values()}
         failed = [one for one in last.values() if one.code or one.gone]
         if not failed:
-            say(f"{self.name} failed{message}")
+            say(what)
             return 1
         # Times are whole seconds: the engine may have ended others in that of the first failure. That of a pod that is
         # gone is when it was missed: the engine may have ended others before.
@@ -397,17 +363,9 @@ class ClusterStage:
         first = min(failed, key=lambda one: (lost and one.deleted, one.ended, one.deleted, one.gone, one.label))
         lines = list(first.lines)
         if not lines and not first.gone:
-            try:
-                path = f"{self.path('api/v1', 'pods')}/{first.pod}/log?container={first.container}&tailLines={KEPT}"
-                with self.cluster.open("GET", path) as answer:
-                    lines = answer.read(1 << 16).splitlines()
-            except (OSError, http.client.HTTPException):
-                pass
-        what = "is gone" if first.gone else f"failed first, with exit code {first.code}{first.why}"
-        say(
-            f"{self.name} failed{message}\n{first.label} (pod {first.pod}, node {first.node}) {what}"
-            + ("; its last lines:" if lines else "")
-        )
-        for line in last_lines(lines, 20):
-            show(f"  {first.label}", line)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                lines = self.cluster.open("GET", first.log(f"tailLines={KEPT}")).read(1 << 16).splitlines()
+        how = "is gone" if first.gone else f"failed first, with exit code {first.code}{first.why}"
+        what += f"\n{first.label} (pod {first.pod}, node {first.node}) {how}"
+        show_end(first.label, what, last_lines(lines, 20))
         return first.code if 0 < first.code < 256 else 1

@@ -8,6 +8,10 @@ SPEC is JSON, a ``contract.specification``: the manifest of the engine's object,
 roles. The program knows no engine. Text that is known only at run time, and all arguments of the applications, are
 WORDs; SPEC refers to them by number. ``{{$}}`` is KFP's ExecutorInput, which has the settings of the task
 (``dsl.TaskConfig``) and names the file for the run id.
+
+If the replicas fail, all of them run again as often as SPEC says: ``restarts`` is what the engine does on the cluster,
+and this program here. What no engine does is ``retries``: then this program makes another attempt, with a run id of
+its own, so that nobody reads the records of those that failed. What ends this program itself is not retried here.
 """
 
 from __future__ import annotations
@@ -17,44 +21,38 @@ import os
 import re
 import sys
 
-from torchx_kfp.contract.carried.cluster_api import account_file
+from torchx_kfp.contract.carried.cluster_api import FOLDER
 from torchx_kfp.contract.carried.cluster_stage import ClusterStage
 from torchx_kfp.contract.carried.replica_processes import run_here
-from torchx_kfp.contract.carried.replica_roles import Failure, begin_again, count, exit_now, outputs_of, say
+from torchx_kfp.contract.carried.replica_roles import Failure, count, say, use_run_id
 
 
 def main(spec_text: str, executor_input: str, /, *words: str) -> None:
-    """Run the stage's replicas, and exit with the stage's exit code."""
+    """Run the stage's replicas, and exit with the stage's exit code, at once: threads that read logs may be waiting."""
     spec = json.loads(spec_text)
     try:
         counts = [count(role, words) for role in spec["roles"]]
-        node = os.environ.get("KFP_ARGO_NODE")
         given = json.loads(executor_input)
-        outputs = outputs_of(given)
-        if node is None:
-            if os.path.exists(account_file("token")) and "TORCHX_KFP_LOCAL_RUN" not in os.environ:
-                raise Failure(
-                    "this pod lacks the variable KFP_ARGO_NODE: the pipeline's settings for Kubernetes are lost"
-                )
-            exit_now(run_here(spec, words, counts, outputs))
-        if not node:
+        node = os.environ.get("KFP_ARGO_NODE")
+        if node is None and os.path.exists(f"{FOLDER}/token") and "TORCHX_KFP_LOCAL_RUN" not in os.environ:
+            raise Failure("this pod lacks the variable KFP_ARGO_NODE: the pipeline's settings for Kubernetes are lost")
+        if node == "":
             raise Failure("the pod lacks the annotation workflows.argoproj.io/node-name, from which its name is made")
-        attempt, first = 1, os.environ.get("TORCHX_JOB_ID", "")
+        first, attempt = os.environ.get("TORCHX_JOB_ID", ""), 1
+        most = 1 + spec.get("retries", 0 if node else spec["restarts"])
         while True:
-            try:
-                stage = ClusterStage(spec, words, counts, given, f"/{attempt}" * (attempt > 1))
-            except (OSError, KeyError) as error:
-                raise Failure(f"the pod has no access to the cluster's API: {error!r}") from None
-            code = stage.run()
+            code = ClusterStage(spec, words, counts, given, attempt).run() if node else run_here(spec, words, counts)
             # It may have adopted a later attempt.
-            adopted = re.search(r"_[^_/]*_(\d{1,7})$", stage.run_id)
+            adopted = re.search(r"_[^_/]*_(\d{1,7})$", os.environ.get("TORCHX_JOB_ID", "") if node else "")
             attempt = 1 + max(attempt, int(adopted[1]) if adopted else 1)
-            if not code or attempt > spec.get("retries", 0) + 1:
-                exit_now(code)
-            begin_again(spec, attempt, code, outputs, first)
+            if not code or attempt > most:
+                os._exit(code)
+            say(f"attempt {attempt} of {most}: the application ended with exit code {code}")
+            if "retries" in spec:
+                use_run_id(given, f"{first}_{attempt}")
     except Failure as failure:
         say(failure)
-        exit_now(spec.get("failure", 1))
+        os._exit(spec.get("failure", 1))
 
 
 if __name__ == "__main__":

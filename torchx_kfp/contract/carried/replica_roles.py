@@ -8,13 +8,16 @@ from __future__ import annotations
 import copy
 import os
 import re
+import signal
 import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, NoReturn
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
+#: The signals that end a stage.
+ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 #: The lines of a replica that are kept: torchrun ends its output with about 35 more.
 KEPT = 100
 
@@ -38,30 +41,13 @@ def say(*words: object) -> None:
         pass
 
 
-def exit_now(code: int, /) -> NoReturn:
-    """End the program at once: threads that read logs may be waiting."""
-    os._exit(code)
-
-
 class Failure(Exception):
     """Why the stage fails, for its log."""
 
 
-def texts(
-    parts: Sequence[int | None], words: Sequence[str], replica: str, escape: Callable[[str], str] = str, /
-) -> str:
+def texts(parts: Sequence[int | None], words: Sequence[str], replica: str, /) -> str:
     """Return the text of the parts: numbers of WORDs, and None for the index of the replica."""
-    return "".join(replica if part is None else escape(words[part]) for part in parts)
-
-
-def environment(
-    role: Mapping[str, Any], words: Sequence[str], replica: str, escape: Callable[[str], str] = str, /
-) -> Any:
-    """Return the variables of a role. Those without parts are the launcher's own."""
-    return {
-        name: escape(os.environ.get(name, "")) if parts is None else texts(parts, words, replica, escape)
-        for name, parts in role["env"]
-    }
+    return "".join(replica if part is None else words[part] for part in parts)
 
 
 def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
@@ -87,24 +73,26 @@ def tally(labels: Sequence[str], total: int, done: int, /) -> str:
     return f"{len(labels)} of {total} replicas run{names}" + f", {done} succeeded" * (done > 0)
 
 
+def use_run_id(executor_input: Any, run_id: str, /) -> None:
+    """Go on with another run id, if the stage is tracked: then that is one of the files that KFP reads."""
+    output = ((executor_input.get("outputs") or {}).get("parameters") or {}).get("run_id")
+    if output:
+        os.environ["TORCHX_JOB_ID"] = run_id
+        with open(output["outputFile"], "w") as file:
+            file.write(run_id)
+
+
 def last_lines(lines: Sequence[bytes], most: int, /) -> Sequence[bytes]:
     """Return the last lines of a replica; under ``torchrun --tee``, those of its processes (``[trainer0]:text``)."""
     lines = list(lines)  # a thread may still add to them
     return ([line for line in lines if re.match(rb"\[[^]\s]*\d\]:.*\S", line)] or lines)[-most:]
 
 
-def outputs_of(executor_input: Any, /) -> Any:
-    """Return the stage's output parameters, each with the file that KFP reads."""
-    return (executor_input.get("outputs") or {}).get("parameters") or {}
-
-
-def begin_again(spec: Any, attempt: int, code: int, outputs: Any, first: str, /) -> None:
-    """Give another attempt at the replicas a new run id, so that nobody reads the records of the ``first`` one."""
-    say(f"attempt {attempt} of {spec['retries'] + 1}: the application ended with exit code {code}")
-    if "run_id" in outputs:
-        os.environ["TORCHX_JOB_ID"] = f"{first}_{attempt}"
-        with open(outputs["run_id"]["outputFile"], "w") as file:
-            file.write(os.environ["TORCHX_JOB_ID"])
+def show_end(label: str, what: str, lines: Sequence[bytes], /) -> None:
+    """Say what a replica has come to, and show its last lines."""
+    say(what + "; its last lines:" * bool(lines))
+    for line in lines:
+        show(f"  {label}", line)
 
 
 def show(label: str, line: bytes, /) -> None:
@@ -162,14 +150,11 @@ def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> dict[str, An
     if "affinity" in config:
         pod["affinity"] = config["affinity"]
     known = {one["name"] for one in container["env"]}
-    container["env"] += [one for one in config.get("env", ()) if one["name"] not in known and not own(one["name"])]
+    # KFP_ begins the names of the launcher's own, which tell about its pod.
+    added = [one for one in config.get("env", ()) if not one["name"].startswith("KFP_")]
+    container["env"] += [one for one in added if one["name"] not in known]
     for where, field, key in ((container, "volumeMounts", "mountPath"), (pod, "volumes", "name")):
         added = config.get(field, ())
         taken = {one[key] for one in added}
         where[field] = [*(one for one in where[field] if one[key] not in taken), *added]
     return pod
-
-
-def own(name: str, /) -> bool:
-    """Tell whether a variable is the launcher's: it names the stage's pod."""
-    return name.startswith("KFP_")
