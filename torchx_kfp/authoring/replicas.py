@@ -101,13 +101,12 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
             RoleSpec(
                 name=name,
                 most=role.num_replicas,
-                fewest=getattr(role, "min_replicas", None) or role.num_replicas,
+                fewest=getattr(role, "min_replicas", None),
                 env=env,
                 ports=sorted({int(port) for port in (role.port_map or {}).values()}),
                 restarts=restarts_alone(role) or None,
                 command=[words.place(parts) for parts in command],
                 count=None if count is None else words.place(count)[0],
-                least=None if count is None else _fewest(role),
                 image=None if is_constant(application.image) else words.place(application.image),
             )
         )
@@ -205,18 +204,13 @@ def _parse_count(count: object, role: specs.Role) -> Text:
             what = f"a channel of the type {kind}" if len(parts) == 1 else "text with a channel"
             raise ChannelError(f"{where} is {what}. Give a channel for a whole number, such as an int result.")
         return parts
-    least, most = _fewest(role), role.num_replicas
-    if not least <= whole_number(count, where, 1) <= most:
+    fewest, most = getattr(role, "min_replicas", None) or 1, role.num_replicas
+    if not fewest <= whole_number(count, where, 1) <= most:
         raise AppDefError(
-            f"{where} is {count!r}. Give a number from {least} to {most}, as its min_replicas and num_replicas allow. "
+            f"{where} is {count!r}. Give a number from {fewest} to {most}, as its min_replicas and num_replicas allow. "
             f"With dist.ddp, j='1:{most}x...' allows fewer: otherwise, its command waits for all nodes."
         )
     return (str(count),)
-
-
-def _fewest(role: specs.Role) -> int:
-    """Return the fewest replicas that the application accepts."""
-    return getattr(role, "min_replicas", None) or 1
 
 
 def role_names(roles: Sequence[specs.Role]) -> list[str]:

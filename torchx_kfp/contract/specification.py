@@ -39,9 +39,9 @@ class ReplicaCount(NamedTuple):
 class RoleSpec:
     """A role for the launcher.
 
-    The stage has ``most`` replicas of it, or the number in the word ``count``, which is at least ``least``. It may
-    start with ``fewest``. A variable without text is the launcher's own. The engine's object has the image, unless
-    ``image`` has it.
+    The stage has ``most`` replicas of it, or the number in the word ``count``. It may start with ``fewest``, and
+    ``count`` may not be below that, if the role says so. A variable without text is the launcher's own. The engine's
+    object has the image, unless ``image`` has it.
     """
 
     name: str
@@ -52,7 +52,6 @@ class RoleSpec:
     restarts: int | None = None
     command: Sequence[WordNumbers] = ()
     count: int | None = None
-    least: int | None = None
     image: WordNumbers | None = None
 
 
@@ -122,7 +121,7 @@ class LauncherSpec:
                 pods[role.name]["containers"][0]["image"] if role.image is None else text(role.image),
                 pods[role.name],
                 "" if role.count is None else words[role.count],
-                role.least or 1,
+                role.fewest or 1,
                 role.most,
                 tuple(map(text, role.command)),
                 {name: text(parts) for name, parts in role.env if parts is not None},
@@ -147,7 +146,7 @@ class ReplicaRole:
     """A role of a distributed stage, with its text.
 
     ``image`` may contain placeholders; ``pod`` is the spec of its pods. ``count`` is the number of its replicas if
-    it is known only at run time, as text with a placeholder; it must be from ``least`` to ``most``. ``command`` is its
+    it is known only at run time, as text with a placeholder; it must be from ``fewest`` to ``most``. ``command`` is its
     command line, and ``env`` has its variables, except those that all roles get; ``${replica_id}`` in them is the index
     of the replica.
     """
@@ -156,7 +155,7 @@ class ReplicaRole:
     image: str
     pod: Mapping[str, Any]
     count: str = ""
-    least: int = 1
+    fewest: int = 1
     most: int = 1
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)

@@ -225,7 +225,7 @@ class ClusterStage:
         words = [*map(escape, self.words)]
         shared = {name: escape(os.environ[name]) for name in spec["protocol"] if name in os.environ}
         index = {"fieldRef": {"fieldPath": f"metadata.annotations['{spec['index']}']"}}
-        fewest = [min(role["fewest"], n) for role, n in zip(spec["roles"], self.counts)]  # noqa: B905 (Python 3.8)
+        fewest = [min(role.get("fewest", n), n) for role, n in zip(spec["roles"], self.counts)]  # noqa: B905 (Python 3.8)
         values: dict[str, Any] = {
             "name": self.name,
             "service_account": self.cluster.account,

@@ -52,17 +52,17 @@ def texts(parts: Sequence[int | None], words: Sequence[str], replica: str, /) ->
 
 def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
     """Return the number of the role's replicas, which may be known only now."""
-    least, most = role.get("least", 1), role["most"]
+    fewest, most = role.get("fewest", 1), role["most"]
     text = words[role["count"]] if "count" in role else str(most)
     try:
         number = float(text)
     except ValueError:
         number = 0
-    if not (least <= number <= most and number == int(number)):
-        hint = f"; with dist.ddp, j='1:{most}x...' allows fewer" * (1 <= number < least)
+    if not (fewest <= number <= most and number == int(number)):
+        hint = f"; with dist.ddp, j='1:{most}x...' allows fewer" * (1 <= number < fewest)
         raise Failure(
-            f"replicas of role {role['name']!r} is {text!r}, but must be a whole number from {least} to {most}, the "
-            f"role's {'min_replicas and ' * (least > 1)}num_replicas{hint}"
+            f"replicas of role {role['name']!r} is {text!r}, but must be a whole number from {fewest} to {most}, the "
+            f"role's {'min_replicas and ' * (fewest > 1)}num_replicas{hint}"
         )
     return int(number)
 

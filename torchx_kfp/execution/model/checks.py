@@ -81,9 +81,9 @@ def of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Fi
             if not isinstance(source, FromInput) or source.selector:
                 continue
             value = arguments.get(source.name)
-            if isinstance(value, int | float) and not role.least <= value <= role.most:
+            if isinstance(value, int | float) and not role.fewest <= value <= role.most:
                 text = (
-                    f"has {value} replicas of the role {role.name!r}, but must have {role.least} to {role.most}. Give "
+                    f"has {value} replicas of the role {role.name!r}, but must have {role.fewest} to {role.most}. Give "
                     f"another {source.name!r}"
                 )
                 yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
