@@ -115,13 +115,11 @@ class Cluster:
 
 def reason(error: urllib.error.HTTPError, /) -> str:
     """Return the API server's message."""
+    text = ""
     try:
         text = error.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return error.reason
-    try:
         return str(json.loads(text)["message"])
-    except (ValueError, LookupError, TypeError):
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
         return text.strip()[:1000] or error.reason
 
 
@@ -185,8 +183,8 @@ class Replica:
         """Take note of the pod's state."""
         status = item.get("status") or {}
         self.node = item["spec"].get("nodeName", "")
-        states = [one["state"] for one in status.get("containerStatuses") or () if one["name"] == self.role]
-        state = states[0] if states else {}
+        containers = status.get("containerStatuses") or ()
+        state = next((one["state"] for one in containers if one["name"] == self.role), {})
         deleted = "deletionTimestamp" in item["metadata"]
         if not self.ended:
             self.deleted = deleted
