@@ -40,7 +40,7 @@ _BOOT = (
 _MODULE = '''"""Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
 
 #: The SHA-256 of the modules from which the programs were made.
-SOURCES = {digests}
+SOURCES = "{digest}"
 '''
 _PROGRAM = """
 #: ``torchx_kfp.contract.carried.{module}``.
@@ -57,13 +57,13 @@ def modules_of(program: str) -> list[str]:
     return [*dict.fromkeys(each for name in own for each in modules_of(name)), program]
 
 
-def digests() -> dict[str, str]:
-    """Return the SHA-256 of each module that the programs are made of.
+def digest() -> str:
+    """Return the SHA-256 of the modules that the programs are made of.
 
     That of a program's text would depend on the Python that writes it, see ``ast.unparse``.
     """
     modules = sorted({module for program in PROGRAMS.values() for module in modules_of(program)})
-    return {module: hashlib.sha256((FOLDER / f"{module}.py").read_bytes()).hexdigest() for module in modules}
+    return hashlib.sha256(b"".join((FOLDER / f"{module}.py").read_bytes() for module in modules)).hexdigest()
 
 
 def join(program: str) -> str:
@@ -122,8 +122,7 @@ def _tree(module: str) -> ast.Module:
 def main() -> None:
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         sys.exit("CI is set, and CI does not rewrite files: run this on your machine, and commit the changes.")
-    known = "".join(f'\n    "{name}": "{digest}",' for name, digest in digests().items())
-    text = _MODULE.format(digests=f"{{{known}\n}}")
+    text = _MODULE.format(digest=digest())
     for name, module in PROGRAMS.items():
         program = pack(minify(join(module), renames=True))
         pieces = [program[start : start + 100] for start in range(0, len(program), 100)]

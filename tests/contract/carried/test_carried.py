@@ -24,7 +24,7 @@ NEWER = re.compile(
 
 
 def test_what_commands_carry_is_made_of_the_modules() -> None:
-    assert carry.digests() == SOURCES, "a module has changed: run `make goldens`"
+    assert carry.digest() == SOURCES, "a module has changed: run `make goldens`"
     # A workflow of Argo takes 1 MiB.
     for program, most in ((PUBLISHER, 3_600), (LAUNCHER, 12_200)):
         assert len(program) <= most

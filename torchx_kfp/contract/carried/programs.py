@@ -1,14 +1,7 @@
 """Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
 
 #: The SHA-256 of the modules from which the programs were made.
-SOURCES = {
-    "cluster_api": "4ba8da86d23ebb8fc2cbf51941d8f404e9a3b30f4c0119eb67310297d7879083",
-    "cluster_stage": "79329a035e5891acf5a0cb11b0ef8dc55324e8ecb47d0b740b8b7bca3d8b86d7",
-    "launcher": "7e77838c242adab5df59a8ace3e68651e1ee3617840d2768c634367977774b9a",
-    "publisher": "82c6129ce1db9af8ad228957d975b70962b3d41848024c79d77bec42b20e162d",
-    "replica_processes": "2b5e20886f0b0574953f5f3b52b09f7b2e263cd153095d4a28d947f0b969eed3",
-    "replica_roles": "926bdcc96495db199b9d232ad8e3c26e93ecd5f911e5fb769fee54228cf87706",
-}
+SOURCES = "24bc1b4c837f2d7c390786039a22d900263003b47bae137a726f2682942c1bb3"
 
 #: ``torchx_kfp.contract.carried.publisher``.
 PUBLISHER = (
