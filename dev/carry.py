@@ -29,6 +29,8 @@ CARRIED = FOLDER / "programs.py"
 #: The modules that have the function ``main``, by the names of their programs.
 PROGRAMS = {"PUBLISHER": "publisher", "LAUNCHER": "launcher"}
 
+#: What only annotations need, which programs do not have.
+_FOR_TYPES = ("__future__", "collections.abc", "typing")
 #: Base85 is 6 % shorter than base64. Others take the place of characters that engines would rewrite, or that Go's JSON
 #: would write as six.
 _REPLACED = {"$": ",", "&": ".", "<": "/", ">": ":", "{": "["}
@@ -76,11 +78,9 @@ def join(program: str) -> str:
     defined: dict[str, str] = {}
     for module in modules_of(program):
         for node in _tree(module).body:
-            if isinstance(node, ast.ImportFrom) and (node.module == "__future__" or _is_own(node)):
+            if isinstance(node, ast.ImportFrom) and (node.module in _FOR_TYPES or _is_own(node)):
                 continue
             text = ast.unparse(node)
-            if text.startswith(("TYPE_CHECKING =", "if TYPE_CHECKING:")):
-                continue
             statements[text] = None
             targets = node.targets if isinstance(node, ast.Assign) else [node]
             for name in (getattr(target, "id", None) or getattr(target, "name", None) for target in targets):

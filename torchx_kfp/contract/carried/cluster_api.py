@@ -13,13 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torchx_kfp.contract.carried.replica_roles import ENDING, KEPT, Failure, say, show
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
 
 #: Where a pod finds its token, the cluster's certificate and its namespace.
 FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -184,7 +181,7 @@ class Replica:
         status = item.get("status") or {}
         self.node = item["spec"].get("nodeName", "")
         containers = status.get("containerStatuses") or ()
-        state = next((one["state"] for one in containers if one["name"] == self.role), {})
+        state: Mapping[str, Any] = next((one["state"] for one in containers if one["name"] == self.role), {})
         deleted = "deletionTimestamp" in item["metadata"]
         if not self.ended:
             self.deleted = deleted

@@ -23,6 +23,8 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from torchx_kfp.contract.carried.cluster_api import PATIENCE, Cluster, Replica
 from torchx_kfp.contract.carried.replica_roles import (
@@ -37,11 +39,6 @@ from torchx_kfp.contract.carried.replica_roles import (
     texts,
     use_run_id,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 
 def state_of(spec: Any, found: Any, /) -> str:

@@ -28,11 +28,8 @@ import json
 import os
 import signal
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from collections.abc import Sequence
+from typing import Any
 
 # The files of runs below a tracker base, which ``torchx_kfp.tracking`` reads and writes with more checks
 

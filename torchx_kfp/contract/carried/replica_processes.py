@@ -10,6 +10,8 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from torchx_kfp.contract.carried.replica_roles import (
     ENDING,
@@ -22,11 +24,6 @@ from torchx_kfp.contract.carried.replica_roles import (
     tally,
     texts,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 #: Seconds that replicas have to end after SIGTERM, on this machine.
 GRACE = 10
