@@ -38,7 +38,7 @@ OUTPUTS = Outputs(
 )
 SPECIFICATION = LauncherSpec(
     **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "index", "host", "config"), "text"),
-    **{key: ["A"] for key in ("state", "succeeded", "failed", "protocol")},
+    **{key: ["A"] for key in ("state", "succeeded", "failed")},
     object={"spec": {"containers": [{"name": "a", "image": "$(image)"}]}, "name": {"@": "name"}},
     roles=[RoleSpec(name="a", most=3, fewest=2, env=[["B", None], ["C", [0, None]]], command=[[0], [None]])],
     retries=2,

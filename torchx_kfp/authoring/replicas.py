@@ -89,20 +89,23 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
     applications = [role_application(app, role, options, replicas=True) for role in app.roles]
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
     inherited = {name: parts for name, parts in applications[0].env.items() if REPLICA not in parts}
+    shared = tracker_env(options.trackers)
+    code = [protocol.CODE_URL] if any(application.starter for application in applications) else []
+    of_launcher = dict.fromkeys([*protocol.VARIABLES, *code, *shared])
     words = _Words()
     described, pods = [], []
     for position, ((name, role), application) in enumerate(zip(roles.items(), applications, strict=True)):
         count, own = counts.get(role.name), inherited if position == 0 else {}
-        env = [
-            (variable, None if variable in own else words.place(parts)) for variable, parts in application.env.items()
-        ]
+        env = of_launcher | {
+            variable: None if variable in own else words.place(parts) for variable, parts in application.env.items()
+        }
         command = [*application.starter, *application.words]
         described.append(
             RoleSpec(
                 name=name,
                 most=role.num_replicas,
                 fewest=getattr(role, "min_replicas", None),
-                env=env,
+                env=[*env.items()],
                 ports=sorted({int(port) for port in (role.port_map or {}).values()}),
                 restarts=restarts_alone(role) or None,
                 command=[words.place(parts) for parts in command],
@@ -121,8 +124,6 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
                 labels=pod_labels(app, role) if options.labels else {},
             )
         )
-    code = [protocol.CODE_URL] if any(application.starter for application in applications) else []
-    shared = tracker_env(options.trackers)
     # A publisher may have to read files on volumes. Without one, they would only bind the launcher's pod to a node.
     mounts = [mount for mount in main.mounts if isinstance(mount, specs.VolumeMount) and not mount.read_only]
     volumes = [(mount.src, mount.dst_path) for mount in mounts] if options.publishing else []
@@ -131,7 +132,6 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
         stage=short if short[0].isalpha() else f"s{short}"[:_LONGEST_STAGE].rstrip("-"),
         engine=engine.NAME,
         needs=engine.NEEDS,
-        protocol=[*dict.fromkeys([*protocol.VARIABLES, *code, *shared])],
         config=TASK_CONFIG,
         logs=engine.logs,
         claims=[path for _, path in volumes],

@@ -40,8 +40,8 @@ class RoleSpec:
     """A role for the launcher.
 
     The stage has ``most`` replicas of it, or the number in the word ``count``. It may start with ``fewest``, and
-    ``count`` may not be below that, if the role says so. A variable without text is the launcher's own. The engine's
-    object has the image, unless ``image`` has it.
+    ``count`` may not be below that, if the role says so. A variable without text is as the launcher has it, if it
+    does. The engine's object has the image, unless ``image`` has it.
     """
 
     name: str
@@ -65,10 +65,9 @@ class LauncherSpec:
     name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often the launcher makes the object
     again, because the engine does not start replicas again, and ``restarts`` how often the engine starts all of them
     again. ``success`` names the roles whose success is the stage's. ``available`` is the number of replicas with which
-    the stage may start, if it is not that of the roles. ``protocol`` names the variables that
-    replicas get from the launcher, ``config`` the input with the settings of the task, and ``claims`` the paths of
-    volumes that the launcher has because of the AppDef. ``failure`` is the exit code with which a launcher says that it
-    failed itself, not the application.
+    the stage may start, if it is not that of the roles. ``config`` names the input with the settings of the task, and
+    ``claims`` the paths of volumes that the launcher has because of the AppDef. ``failure`` is the exit code with which
+    a launcher says that it failed itself, not the application.
     """
 
     stage: str
@@ -83,7 +82,6 @@ class LauncherSpec:
     failed: Sequence[str]
     index: str
     host: str
-    protocol: Sequence[str]
     config: str
     logs: str = "all"
     restarts: int = 0

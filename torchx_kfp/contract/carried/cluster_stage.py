@@ -220,7 +220,6 @@ class ClusterStage:
             return text.replace("$", "$$")  # the kubelet would expand it
 
         words = [*map(escape, self.words)]
-        shared = {name: escape(os.environ[name]) for name in spec["protocol"] if name in os.environ}
         index = {"fieldRef": {"fieldPath": f"metadata.annotations['{spec['index']}']"}}
         fewest = [min(role.get("fewest", n), n) for role, n in zip(spec["roles"], self.counts)]  # noqa: B905 (Python 3.8)
         values: dict[str, Any] = {
@@ -237,12 +236,12 @@ class ClusterStage:
                 script = '[ "$$TORCHX_REPLICA_ID" != 0 ] || TORCHX_RANK0_HOST=localhost; exec "$$@"'
                 command = ["sh", "-c", script, "sh", *command]
             variables = {
-                **shared,
                 "TORCHX_NUM_REPLICAS": str(count),
                 "TORCHX_RANK0_HOST": "localhost" if alone else spec["host"] % {"name": self.name},
                 **{
-                    name: escape(os.environ.get(name, "")) if parts is None else texts(parts, words, replica)
+                    name: escape(os.environ[name]) if parts is None else texts(parts, words, replica)
                     for name, parts in role["env"]
+                    if parts is not None or name in os.environ
                 },
             }
             env = [{"name": name, "value": value} for name, value in variables.items()]

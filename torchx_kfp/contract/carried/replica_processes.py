@@ -103,8 +103,9 @@ class Processes:
     def start(self, position: int, index: str, /) -> threading.Thread:
         """Start a replica; return the thread that will copy its output."""
         role = self.spec["roles"][position]
-        # This process has the variables of the first role. Those of them that have no parts are its own.
-        others = {name for name, parts in self.spec["roles"][0]["env"] if position and parts is None}
+        # Those without parts are this process's own, which has those of the first role.
+        own = {name for name, parts in self.spec["roles"][0]["env"] if parts is None}
+        others = own.difference(name for name, _ in role["env"])
         child = subprocess.Popen(
             # If the application cannot be started, the shell says so and sets the exit code.
             ["sh", "-c", 'exec "$@"', "sh", *(texts(parts, self.words, index) for parts in role["command"])],
