@@ -116,6 +116,7 @@ class TestSources:
             "prepare": "p1/prepare/1",
             "trials": ("p1/train/2", "p1/train/1"),
             "none": (),
+            "empty": "",
             "again": "p1/prepare/1",
         }
         run = stage(base, "p1/use/e1", parents)
