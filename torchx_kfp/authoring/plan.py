@@ -132,7 +132,7 @@ def _plan(
     """
     tracked = options.tracker_base is not None
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
-    # The name of a launcher's input is kept free whatever kfp compiles the pipeline, so that all name others the same.
+    # Only kfp 2.15 and newer give a launcher this input, but with older versions the others get the same names.
     taken = [RUN_ID, *([] if application.task_config is None else [TASK_CONFIG])]
     published = None
     if options.publishing:

@@ -243,8 +243,7 @@ class Stages(StageOptions):
             OutputsError: a result or an artifact cannot be an output of KFP.
         """
         own = {"name", "ui_metadata", TRACKER_BASE, *inspect.signature(fn).parameters}
-        known = ["tracked", *(option.name for option in fields(StageOptions) if option.name not in own)]
-        known = [name for name in known if name not in own]
+        known = [name for name in ("tracked", *(option.name for option in fields(StageOptions))) if name not in own]
         options = {name: value for name, value in options_and_constants.items() if name in known}
         constants = {name: value for name, value in options_and_constants.items() if name not in known}
         app, parameters = call_function(fn, constants, known)

@@ -179,8 +179,8 @@ class DecodedCommand:
     Attributes:
         is_own: whether the command has a script of this package.
         stage: the name in the run id that the stage makes; empty if it makes none.
-        words: the whole command, with values filled in.
-        reads: the run ids that the stage reads, by alias.
+        words: the whole command, with values filled in; of the input ``stage``, only the stage's name is left.
+        reads: the run ids that the stage reads, by alias; none unless the input ``stage`` is filled in.
         variables: the variables of the application that the command sets.
         application: the application's command line. For a distributed stage, it starts the launcher.
         workspace: where the code is with which the application starts; None if it has no workspace.
@@ -202,7 +202,7 @@ class DecodedCommand:
 
     @property
     def tracker_bases(self) -> tuple[str, ...]:
-        """All tracker bases that the command sets."""
+        """All tracker bases that the command sets, also one that an application sets for a program that it starts."""
         return tuple(word.removeprefix(SETS_BASE) for word in self.words if word.startswith(SETS_BASE))
 
     @property
