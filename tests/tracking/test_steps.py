@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -174,11 +175,20 @@ class TestWhatIsKept:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("step", ["1", 1.5, None, True, 2**63, [1]])
+    @pytest.mark.parametrize("step", ["1", 1.5, None, True, 2**63, [1], {"loss": 0.5}])
     def test_a_step_is_an_int(self, step: Any, tmp_path: Path) -> None:
-        with pytest.raises(ResultRefusedError, match=says("step", "int", "run.log", "loss=")):
-            stage(tmp_path).log(step, loss=1.0)
+        for given in ([], [1], [{"loss": 1.0}]):
+            with pytest.raises(ResultRefusedError, match=says("step", "int", "first: run.log", "loss=")):
+                stage(tmp_path).log(step, *given, loss=1.0)
         assert entries(tmp_path) == []
+
+    @pytest.mark.parametrize("value", [0.5, 0, [], "loss"])
+    def test_what_has_no_names(self, value: Any, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        for record in (functools.partial(run.log, 1), run.put):
+            with pytest.raises(ResultRefusedError, match=says(repr(value), type(value).__name__, "loss=0.3")):
+                record(value, loss=1.0)
+        assert (run.history(), run.results()) == ({}, {})
 
     @pytest.mark.parametrize("value", ["0.5", None, [1], 10**400, {}])
     def test_a_metric_is_a_number(self, value: Any, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torchx_kfp.common.extras import require
 from torchx_kfp.common.text import shown
@@ -13,6 +13,8 @@ from torchx_kfp.tracking.store import run_id_parts
 
 if TYPE_CHECKING:
     import pandas
+
+T = TypeVar("T")
 
 Result = int | float | bool | str
 
@@ -32,7 +34,19 @@ def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
     Raises:
         ResultRefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
     """
+    if not hasattr(results, "items"):
+        raise ResultRefusedError(
+            f"The key {shown(key)} got {shown(results)} of type {type(results).__name__}, which has no names. Give "
+            "each value a name: loss=0.3, or {'loss': 0.3}."
+        )
     return {_name(key, name): _value(key, name, value) for name, value in results.items()}
+
+
+def join_results(given: Mapping[str, T] | None, named: Mapping[str, T]) -> Mapping[str, T]:
+    """Return what was given in both ways; what has no names stays as it is, for ``check_results`` to refuse."""
+    if given is None:
+        return named
+    return {**given, **named} if hasattr(given, "keys") else given
 
 
 def encode_results(results: Mapping[str, Result]) -> bytes:
