@@ -115,7 +115,7 @@ except Exception as error:
 @pytest.mark.skipif(
     "cat_ranges" not in vars(fsspec.get_filesystem_class("dir")), reason="this fsspec cannot read several through dir::"
 )
-def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
+def test_a_file_system_with_folders_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For fsspec, it is neither local nor an object store, like SFTP and HDFS."""
     (tmp_path / "base").mkdir()
     tracker = FsspecResultTracker(f"dir::file://{tmp_path}/base")
@@ -128,6 +128,10 @@ def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
             tracker[key] = {"x": 1}
     with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
         tracker["n" * 300] = {"x": 1}
+    # On SFTP, makedirs asks for each folder of the path: it is left out where the folder is there.
+    monkeypatch.setattr(fsspec.get_filesystem_class("dir"), "makedirs", None)
+    tracker["a/b"] = {"x": 2}
+    assert tracker["a/b"] == {"x": 2}
 
 
 def test_no_credentials_of_google(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,14 +129,22 @@ class FsspecStore(Store):
     def write(self, key: str, content: bytes) -> None:
         path = self._path(key)
         try:
-            if not self._objects:
+            try:
+                self._pipe(path, content)
+            except FileNotFoundError:
+                if self._objects:  # the bucket is missing, and buckets are not created here
+                    raise
+                # Only now: on SFTP, this asks for each folder of the path, and may ask for those that others own.
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            if self._asynchronous:
-                self._timed(self._fs._pipe_file(path, content), len(content))
-            else:
-                self._fs.pipe_file(path, content)
+                self._pipe(path, content)
         except Exception as error:  # each store's client raises its own errors
             raise self.problem("write", key, error) from error
+
+    def _pipe(self, path: str, content: bytes) -> None:
+        if self._asynchronous:
+            self._timed(self._fs._pipe_file(path, content), len(content))
+        else:
+            self._fs.pipe_file(path, content)
 
     def _timed(self, call: Coroutine[Any, Any, T], size: int) -> T:
         """Return the value of a coroutine that sends bytes, unless it takes too long for this size."""
