@@ -14,9 +14,19 @@ from tests.facts import says
 from tests.tracking.stages import Parents, environ, stage
 
 MODULE = """
-from typing import Annotated, Any
+import functools
+import inspect
+from typing import Annotated, Any, Optional
 
-def add(left: int, right: float = 0.5):
+def signed(function):
+    @functools.wraps(function)
+    def wrapper(*args, **named):
+        return function(*args, **named)
+    wrapper.__signature__ = inspect.signature(function)
+    return wrapper
+
+@signed
+def add(left: "int", right: Optional["float"] = 0.5):
     return left + right
 
 def several(name: str, flag: "Annotated[bool, 1]", sizes: list[int] = [], untyped=None):

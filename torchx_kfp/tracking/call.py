@@ -17,6 +17,7 @@ printed as JSON instead.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -56,14 +57,18 @@ def parameters_of(
         CallError: an annotation names what does not exist, or a parameter cannot be given by name.
     """
     name = getattr(function, "__name__", repr(function))
+    called: Any = function.func if isinstance(function, functools.partial) else function
+    if not (inspect.isroutine(called) or isinstance(called, type) or hasattr(called, "__wrapped__")):
+        called = type(called).__call__  # an object that can be called
     try:
-        signature = inspect.signature(function, eval_str=True)
+        # A signature would leave text within types, and all text in the signatures that some decorators set.
+        hints = typing.get_type_hints(called)
     except Exception as error:  # whatever the evaluation of an annotation raises
         raise CallError(
             f"the annotations of {name}() cannot be evaluated: {error}. Name a type that the module has."
         ) from None
     found = {}
-    for each, parameter in signature.parameters.items():
+    for each, parameter in inspect.signature(function).parameters.items():
         if by_name and parameter.kind == parameter.POSITIONAL_ONLY:
             raise CallError(
                 f"the parameter {each!r} of {name}() is positional-only, but a stage passes arguments by name. Remove "
@@ -71,15 +76,14 @@ def parameters_of(
             )
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             default = None if parameter.default is parameter.empty else parameter.default
-            hint = type(default) if parameter.annotation is parameter.empty else parameter.annotation
-            found[each] = parameter, _kind(hint)
+            found[each] = parameter, _kind(hints.get(each, type(default)))
     return found
 
 
 def _kind(hint: Any) -> type | None:
     origin = typing.get_origin(hint)
     members = [member for member in typing.get_args(hint) if member is not type(None)]
-    if origin is typing.Annotated or (origin in (typing.Union, types.UnionType) and len(members) == 1):
+    if origin in (typing.Union, types.UnionType) and len(members) == 1:
         return _kind(members[0])
     kind = origin or hint
     return kind if kind in KINDS else None
