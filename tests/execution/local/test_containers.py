@@ -14,6 +14,7 @@ from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.programs import PROGRAM
 from torchx_kfp.errors import ArgumentError, ContainerEngineError, UnsupportedPipelineError
+from torchx_kfp.execution.local.executors.engine import ask
 from torchx_kfp.local import Watch, run
 
 
@@ -126,6 +127,24 @@ def test_ctrl_c_ends_the_pull_of_a_replay(tmp_path):
     finally:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_ctrl_c_ends_a_program_of_the_engine_that_is_being_started(monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            started.append(self)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask("sleep", "60")
+    try:
+        assert started[0].wait(10) == -signal.SIGKILL
+    finally:
+        started[0].kill()
 
 
 def test_stages_that_wait_for_a_pull_share_its_failure(tmp_path):

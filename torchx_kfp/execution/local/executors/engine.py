@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.errors import ContainerEngineError
+from torchx_kfp.execution.runs.watch import ending_signals
 
 #: The label of all containers with the id of their run.
 RUN_LABEL = "torchx-kfp.run"
@@ -98,19 +100,25 @@ def ask(
     deadline = math.inf if is_ended else time.monotonic() + _TIMEOUT
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # A session of its own: Ctrl-C in a terminal is for this process.
-    process: subprocess.Popen[bytes]
-    with subprocess.Popen([program, *words], env=environ, start_new_session=True, **streams) as process:
-        try:
-            while True:
-                try:
-                    output, errors = process.communicate(timeout=POLL if is_ended else _TIMEOUT)
-                    break
-                except subprocess.TimeoutExpired:
-                    if time.monotonic() > deadline or (is_ended and is_ended()):
-                        raise EngineError(f"it has not answered for {_TIMEOUT} s") from None
-        except BaseException:  # such as Ctrl-C, if this is the main thread
-            process.kill()
-            raise
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+    try:
+        with ending_signals(early.append):  # until it is known what to end
+            process = subprocess.Popen([program, *words], env=environ, start_new_session=True, **streams)
+        for number in early:
+            signal.raise_signal(number)
+        while True:
+            try:
+                output, errors = process.communicate(timeout=POLL if is_ended else _TIMEOUT)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline or (is_ended and is_ended()):
+                    raise EngineError(f"it has not answered for {_TIMEOUT} s") from None
+    except BaseException:  # such as Ctrl-C, if this is the main thread
+        if process is not None:
+            with process:
+                process.kill()
+        raise
     if process.returncode:
         raise EngineError(_reason(errors.decode("utf-8", "replace")))
     return output.decode("utf-8", "replace")
