@@ -106,6 +106,14 @@ def test_damaged_pipelines(tmp_path, change, message):
     )
 
 
+def test_settings_for_platforms_may_be_in_several_documents(tmp_path):
+    """Only those for Kubernetes have KFP's form."""
+    documents = ir(folder=tmp_path)[:1]
+    documents.append({"platforms": {"kubernetes": {"pipelineConfig": {"resourceTtl": 3}}}, "metadata": "any"})
+    documents.append({"platforms": {"other": {"executors": []}}})
+    assert load(documents, tmp_path).platform == {"resourceTtl": 3}
+
+
 def test_tasks_that_wait_for_each_other_are_named():
     @dsl.pipeline(name="circle")
     def pipeline():

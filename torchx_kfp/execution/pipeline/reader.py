@@ -67,9 +67,10 @@ def read_pipeline(spec: dict[str, Any], platform: dict[str, Any], text: str = ""
         MalformedError: it does not have the structure of one.
         KeyError, ValueError: a part is missing, or has the wrong text.
     """
-    for document in (spec, platform):
-        _verify_types(document, "", dict, "", _MOST_LEVELS, iter(range(_MOST_VALUES)))
-    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
+    platforms = platform.get("platforms", {})
+    for value, place in ((spec, ""), (platforms, "platforms")):  # next to it, there may be anything
+        _verify_types(value, place, dict, "", _MOST_LEVELS, iter(range(_MOST_VALUES)))
+    kubernetes = platforms.get("kubernetes", {})
     executors = spec.get("deploymentSpec", {}).get("executors", {})
     settings = kubernetes.get("deploymentSpec", {}).get("executors", {})
     components = {
@@ -367,7 +368,7 @@ _TYPES: Mapping[str, Any] = {
             "accelerator annotations artifactIterator artifactType artifactUri artifacts cachingOptions componentRef "
             "components configMapNameParameter container dag deploymentSpec enabledSharedMemory executors importer "
             "inputDefinitions inputs items iteratorPolicy kubernetes labels metadata nodeSelector outputDefinitions "
-            "outputs parameterIterator parameters pipelineConfig pipelineInfo platforms podMetadata pvcNameParameter "
+            "outputs parameterIterator parameters pipelineConfig pipelineInfo podMetadata pvcNameParameter "
             "resources retryPolicy root runtimeValue secretNameParameter securityContext taskFinalStatus taskInfo "
             "taskOutputArtifact taskOutputParameter tasks triggerPolicy typeSchema valueFromOneof valueFromParameter",
         ),
