@@ -86,6 +86,7 @@ def test_structured_placeholders():
         '{"Concat": ["a", {"b": 1}]}',
         '{"Concat": ["a"], "IfPresent": {"InputName": "x", "Then": "a"}}',
         '{"Concat": ' + "[" * 100_000,
+        '{"Concat": [' + "1" * 5_000 + "]}",
     ],
 )
 def test_text_that_only_looks_like_a_structured_placeholder_stays(word):

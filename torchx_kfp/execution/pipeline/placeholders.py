@@ -97,8 +97,8 @@ def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
     command: list[str] = []
     for word in words:
         try:
-            # What KFP's compiler cannot have written is ordinary text.
-            command += _expand(json.loads(word) if word.startswith(_STRUCT) else word, facts)
+            # What KFP's compiler cannot have written is ordinary text, also an int with thousands of digits.
+            command += _expand(json.loads(word, parse_int=float) if word.startswith(_STRUCT) else word, facts)
         except (_NoNodeError, json.JSONDecodeError, RecursionError):
             command.append(resolve_text(word, facts))
     return command
