@@ -312,7 +312,8 @@ def mixed(tracker_base: str, workspace: str = ""):
     task_from_app(app("fixed"), tracker_base=tracker_base, workspace="%(url)s")
     task_from_app(app("other"), tracker_base=tracker_base)
     first = task_from_app(app("first"), tracker_base=tracker_base, workspace=workspace, results={"url": str})
-    inner(tracker_base=tracker_base, code=first.outputs["url"])
+    with dsl.ParallelFor([1]):
+        inner(tracker_base=tracker_base, code=first.outputs["url"])
 
 """
 
@@ -335,6 +336,7 @@ def test_the_code_of_a_stage_comes_back(project: Path, call: Call) -> None:
         "fixed": 5,
         "nested": 5,
         "inner/nested": 5,
+        "inner[0]/nested": 5,
     }.items():
         back = f"back-{stage.replace('/', '-')}"
         done = call("get", "--code", f"latest/{stage}", back)

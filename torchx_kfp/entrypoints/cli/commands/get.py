@@ -25,7 +25,7 @@ from torchx_kfp.entrypoints.cli.run_inputs import print_files
 from torchx_kfp.errors import ArgumentError, WorkspaceError, explain
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import known_stages
+from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
 from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.tracking import Artifact
@@ -212,7 +212,7 @@ def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> s
         return str(url)
     pipeline = record.load()
     stages = {each.name: each for each in known_stages(pipeline, complete_arguments(pipeline, record.arguments))}
-    task = (stage or "").partition("[")[0]
+    task = without_indices(stage or "")
     wanted = [name for name in stages if stage is None or task in (name, name.rpartition("/")[2])]
     if not wanted:
         raise ArgumentError(
@@ -222,7 +222,7 @@ def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> s
     urls = {name: stages[name].workspace for name in wanted}
     for name, url in urls.items():
         if stage is not None and "{{$" in url:  # of another stage
-            invocation = source.invocation(name + stage[len(task) :])
+            invocation = source.invocation(stage if name == task else name + stage[len(task) :])
             container = invocation.component.container
             words = resolve_command(container.words if container else (), Facts(parameters=dict(invocation.inputs)))
             urls[name] = next(filter(None, workspaces_in(words)), "")
