@@ -325,6 +325,19 @@ def test_the_experiment_is_the_one_of_mlflows_variables(
     assert re.search(says(f"'{experiment}'", "deleted", "results under the tracker base are complete"), caplog.text)
 
 
+def test_an_experiment_that_cannot_be_created(
+    tracker: Any, experiment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow import MlflowException
+
+    def create_experiment(name: str) -> None:
+        raise MlflowException(f"no permission to create {name}")
+
+    monkeypatch.setattr(tracker._client, "create_experiment", create_experiment)
+    tracker.add_metadata(RUN, a=1)
+    assert re.search(says(f"MlflowException: no permission to create {experiment}"), caplog.text)
+
+
 def test_a_tracking_uri_in_the_home_folder(
     tmp_path: Path, experiment: str, trackers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,9 +206,12 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     def _find_experiment(self) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
         if found is None:
-            with contextlib.suppress(MlflowException):  # another stage may be faster
+            try:
                 return str(self._client.create_experiment(self._experiment))
-            found = self._client.get_experiment_by_name(self._experiment)
+            except MlflowException:
+                found = self._client.get_experiment_by_name(self._experiment)
+                if found is None:  # otherwise, another stage was faster
+                    raise
         return str(found.experiment_id)
 
     def _end(self) -> None:
