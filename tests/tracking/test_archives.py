@@ -182,6 +182,7 @@ sa-key.json key.json
 github_token .hf_token slack-token.txt openai_api_key openai_key.txt local.settings.json
 .node_repl_history aws_secret_key.txt private-key.txt key.asc my-private.asc secring.asc
 ssh_host_rsa_key .env.py .gitconfig pip.ini .renviron jupyter_server_config.json .cloudflared/a.json
+secret_token.py master_password.py wandb_api_key.py private-key.py api-key.py
 """
 HARMLESS = """
 train.py .env.example .gitignore environment.yml env.py keys.py tokenizer.json tokens.py id_map.py id_rsa.pub

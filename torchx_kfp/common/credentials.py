@@ -51,8 +51,8 @@ _NAMES = (
     *(".msmtprc", "wp-config.php", "ventrilo_srv.ini", ".fetchmailrc", ".erlang.cookie", "knife.rb", "robomongo.json"),
     *(".pg_service.conf", "pgpass.conf", "cookies.txt", "cookies.sqlite", "key3.db", "key4.db", "wallet.dat"),
     *("settings-security.xml", ".*_history", "fish_history", "!*.pub"),
-    # modules; secrets.py is what programs for microcontrollers have their passwords in
-    *("![!.]*.py", "secrets.py"),
+    # modules; secrets.py is what programs for microcontrollers have their passwords in, and these name one key
+    *("![!.]*.py", "secrets.py", "secret_token.py", "master_password*", "wandb_api_key*", "private-key*", "api-key.*"),
 )
 #: Folders and files in them, likewise.
 _PATHS = (
