@@ -134,6 +134,11 @@ def test_a_file_system_with_folders_makes_them(tmp_path: Path, monkeypatch: pyte
     assert tracker["a/b"] == {"x": 2}
 
 
+def test_an_object_above_the_files_that_are_listed(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "find", lambda self, path, **_: [path])  # as adlfs does
+    assert FsspecResultTracker(memory_base).keys("a") == []
+
+
 def test_no_credentials_of_google(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class DefaultCredentialsError(Exception):
         """Like the exception of google-auth."""

@@ -228,7 +228,8 @@ class FsspecStore(Store):
             raise self.problem("list", "", error) from error
         files = [
             File(name[len(self._root) + 1 :], int(entry["size"] or 0), _modified(entry))
-            for name, entry in found.items()
+            # adlfs returns a list if the path is that of an object.
+            for name, entry in (found.items() if isinstance(found, dict) else ())
             if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
         ]
         return sorted(file for file in files if private or PRIVATE not in file.key[len(prefix) :].split("/"))
