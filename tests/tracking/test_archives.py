@@ -182,14 +182,14 @@ sa-key.json key.json
 github_token .hf_token slack-token.txt openai_api_key openai_key.txt local.settings.json
 .node_repl_history aws_secret_key.txt private-key.txt key.asc my-private.asc secring.asc
 ssh_host_rsa_key .env.py .gitconfig pip.ini .renviron jupyter_server_config.json .cloudflared/a.json
-secret_token.py master_password.py wandb_api_key.py private-key.py api-key.py
+secret_token.py hf_token.py master_password.py wandb_api_key.py private-key.py api-key.py
 """
 HARMLESS = """
 train.py .env.example .gitignore environment.yml env.py keys.py tokenizer.json tokens.py id_map.py id_rsa.pub
 data/id_cards/train.csv credentials.py secret_santa.py token/a.py config.json settings.xml .config/app.toml
 aws/config.py api_keys.py password_reset.py key.txt model.keras Dockerfile monkey.txt secretary/main.py
 data/tokens.txt ca.crt creds.py private_key.py access_token.py monkey.json history.csv
-apikeys.py privkey.py commands/secret.py hf_token.py answer_key.txt bos_token next_token tokens.json grid.asc
+apikeys.py privkey.py commands/secret.py answer_key.txt bos_token next_token tokens.json grid.asc
 """
 
 

@@ -53,6 +53,7 @@ _NAMES = (
     *("settings-security.xml", ".*_history", "fish_history", "!*.pub"),
     # modules; secrets.py is what programs for microcontrollers have their passwords in, and these name one key
     *("![!.]*.py", "secrets.py", "secret_token.py", "master_password*", "wandb_api_key*", "private-key*", "api-key.*"),
+    *("hf_token*", "huggingface_token*"),
 )
 #: Folders and files in them, likewise.
 _PATHS = (
