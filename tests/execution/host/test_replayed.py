@@ -18,7 +18,7 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Program
 from torchx_kfp import Stages
-from torchx_kfp.host import attach
+from torchx_kfp.host import attach, connect
 from torchx_kfp.local import replay
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -144,6 +144,8 @@ def test_a_tracker_base_of_pods_has_to_be_named(program: Program, kfp_host: KfpH
     done = program("replay", f"{run_id}/train")
     assert done.returncode != 0
     assert re.search(says(str(base), "--tracker-base"), done.stderr), done.stderr
+    named = attach(run_id, host=connect(kfp_host.url, tracker_base=str(base)))
+    assert replay(named, "train", output_dir=tmp_path / "here", directory=tmp_path).stage.results == {"loss": 0.5}
     done = program("replay", f"{run_id}/train", "--tracker-base", "elsewhere")
     assert done.returncode == 0, done.stderr
     assert "loss 0.5" in done.stderr

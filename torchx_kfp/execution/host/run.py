@@ -88,7 +88,8 @@ class HostRun(ReadableRun):
         self._path = f"{V2BETA1}/runs/{quote(run_id, safe='')}"
         self._connection = connection
         self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
-        self._trusted_bases = {connection.settings.tracker_base, *trusted_bases}
+        self.named_base = connection.settings.tracker_base
+        self._trusted_bases = {self.named_base, *trusted_bases}
         self._reads = reads
         self._results = ResultReader(self._trusted_bases, run_ids_only=reads == "run ids")
         self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)

@@ -151,7 +151,6 @@ def replay(
     tracker_base: str = "",
     shell: bool = False,
     env: Mapping[str, str | None] | None = None,
-    named_base: str | None = None,
     say: Callable[[str], object] | None = None,
 ) -> ReplayResult:
     """Run one stage of a run on this machine, as it was there: the same arguments, variables, inputs and parents.
@@ -173,8 +172,6 @@ def replay(
         tracker_base: where it records and finds what its parents recorded. Default: the tracker base of the run.
         shell: whether to open a shell in place of the application.
         env: variables that the stage gets with other values than then, or does not get (None).
-        named_base: the tracker base of runs on a host that may be read and written. Default: that of
-            ``TORCHX_KFP_TRACKER_BASE``.
         say: gets sentences about what is not as it was, before it starts. Default: they are written to stderr.
 
     Raises:
@@ -188,7 +185,7 @@ def replay(
     invocation = run.invocation(stage)
     overrides = Overrides(os.path.abspath(workspace) if workspace else "", tracker_base, shell, env or {})
     options: RunKeywords = {"docker": docker, "mounts": mounts, "copy_from": copy_from, "directory": directory}
-    named_base = os.environ.get(_NAMED_BASE, "") if named_base is None else named_base
+    named_base = run.named_base or os.environ.get(_NAMED_BASE, "")
     say = say or (lambda sentence: Terminal(sys.stderr).write_lines([sentence]))
     record = invocation.record
     if overrides.code and not os.path.isdir(overrides.code):

@@ -51,12 +51,10 @@ def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: A
     torchx-kfp replay latest
     torchx-kfp replay 'latest/train[2]' --workspace . --shell
     """
-    from torchx_kfp.execution.host.settings import read_settings
     from torchx_kfp.execution.local.replay import replay
     from torchx_kfp.execution.runs.history import RunReader
 
     source, stage = lookup.find_part(run, changes="replay")
-    is_here = isinstance(source, RunReader)
     result = replay(
         source,
         stage or None,
@@ -68,10 +66,9 @@ def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: A
         shell=options["shell"],
         env={**_variables(options["env"]), **dict.fromkeys(options["unset"])},
         # A run on this machine keeps its replays.
-        output_dir=None if is_here else lookup.output_dir,
+        output_dir=None if isinstance(source, RunReader) else lookup.output_dir,
         secrets=given["secrets"],
         config_maps=given["config_maps"],
-        named_base="" if is_here else read_settings(lookup.flags).tracker_base,
         say=print_message,
     )
     if not options["shell"] or result.compare():
