@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
+from tests.documents import documents
+from tests.execution.local.components import load
+from torchx_kfp.local import load_pipeline, run
+
 #: Stores the path of the report, which is in the executor input, in a variable.
 REPORT = """p=${2#*'"outputFile":"'}; p=${p%%'"'*}; """
 MAKE = REPORT + 'printf %s "$3" >"$1"; printf %s "$4" >"$p"'
@@ -125,3 +129,23 @@ def test_copies_keep_the_permissions_of_what_is_copied(execute, tmp_path):
     data = Path(result["leave"].artifacts["data"].path)
     assert [path.stat().st_mode & 0o777 for path in (data, data / "run")] == [0o751, 0o754]
     assert result.folder.stat().st_mode & 0o777 == 0o700, "a run's folder is its user's"
+
+
+def test_artifacts_of_a_loop_that_does_not_define_its_outputs(tmp_path):
+    """KFP's compiler does define them."""
+
+    @dsl.container_component
+    def show_all(models: dsl.Input[list[dsl.Model]], out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'printf %s "$1" >"$0"', out], args=["{{$}}"])
+
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["a", "b"]) as content:
+            made = make(content=content)
+        show_all(models=dsl.Collected(made.outputs["model"]))
+
+    changed = documents(load_pipeline(pipeline).text)
+    del changed[0]["components"]["comp-for-loop-2"]["outputDefinitions"]
+    result = run(load(changed, tmp_path), output_dir=tmp_path / "runs")
+    result.raise_for_failure()
+    assert len(json.loads(result["show-all"].outputs["out"])["inputs"]["artifacts"]["models"]["artifacts"]) == 2

@@ -267,7 +267,7 @@ def collect(run: TaskRun, pipeline: Pipeline) -> dict[str, list[Any]]:
     collected: dict[str, list[Any]] = {}
     for name in run.component.as_dag().outputs:
         values = [outputs[name] for outputs in progress.outputs if name in outputs]
-        if name in run.component.artifact_outputs:
+        if name in run.component.artifact_outputs or any(map(is_artifact, values)):
             collected[name] = ArtifactList(artifact for value in values for artifact in artifacts_in(value))
         elif _is_collected(run.component, name, pipeline):
             collected[name] = [item for value in values for item in value]
