@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kfp import dsl
+from torchx import specs
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline
 from tests.refusals import check_refusal, refused
@@ -178,6 +179,10 @@ def pipeline(tracker_base: str):
     assert done.stdout.strip() == f"fit|torchx_kfp.tracking.call|{imported}|fit|rate=0.1"
 
 
+def _component(rate: float) -> float:
+    return rate
+
+
 def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {}) -> Callable[[], object]:
     """Return a call that makes a stage of a function with these arguments."""
 
@@ -219,6 +224,13 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
                 "that the module has",
             ),
             (calling("none"), "<lambda>", "top level of a file"),
+            (lambda: Stages().python(specs.AppDef("a"), image="i"), "AppDef(name='a'", "stages.task(app)"),  # type: ignore[arg-type]
+            (lambda: Stages().python({"loss": 1}, image="i"), "{'loss': 1}", "the function itself"),  # type: ignore[arg-type]
+            (
+                lambda: Stages().python(dsl.component(_component, base_image="i"), image="i"),
+                "of type PythonComponent",
+                "in the pipeline",
+            ),
         ],
         ReadsError: [
             (calling("judge", lambda _: {"reads": "prepare"}), "reads", "prepare"),

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from kfp.dsl.base_component import BaseComponent
 from torchx import specs
 
 from torchx_kfp.authoring.channels import contains_channel, parse
 from torchx_kfp.authoring.references import PYTHON_TYPES, Channel, Reference
-from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.common.text import did_you_mean, shown
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import call
 
@@ -40,6 +41,14 @@ def function_app(
         resource: what its pod asks for.
         reads: whether the stage reads others, whose results can be arguments.
     """
+    if not callable(function) or isinstance(function, BaseComponent):
+        kind = type(function)
+        way = "Pass the function itself, and not what it returns: stages.python(train, rate=0.1)."
+        if kind is specs.AppDef:
+            way = "Give it to stages.task(app)."
+        elif callable(function):
+            way = "Call the component in the pipeline, as KFP's own are: component(rate=0.1)."
+        raise AppDefError(f"stages.python takes a function, but got {shown(function)}, of type {kind.__name__}. {way}")
     name = getattr(function, "__name__", repr(function))
     module = _module_of(function, name)
     parameters = typed_parameters(function)
@@ -104,7 +113,7 @@ def _module_of(function: Any, name: str) -> str:
     module = getattr(function, "__module__", None)
     found = sys.modules.get(module or "")
     file = getattr(found, "__file__", None)
-    if not callable(function) or getattr(found, name, None) is not function or (module == "__main__" and not file):
+    if getattr(found, name, None) is not function or (module == "__main__" and not file):
         raise AppDefError(
             f"stages.python got {function!r}, which a stage cannot import by its name. Define it at the top level of a "
             f"file, not of a notebook, such as train.py, and import it: from train import {name}."
