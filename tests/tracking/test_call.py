@@ -44,6 +44,15 @@ def only(loss):
 def one(loss: float):
     return loss
 
+def rated(rate: float = 7):
+    return rate
+
+def counted(names: list[str], rows: int = 1):
+    return len(names) * rows
+
+def joined(names: list):
+    return sum(map(len, names))
+
 def by_position(loss=0.1, /):
     return loss
 
@@ -72,7 +81,7 @@ def record(folder: Path) -> None:
     stage(folder / "base", "p1/train/e1").put(loss=0.5, rate=0.1)
     for index in range(2):
         stage(folder / "base", f"p1/trial/e{index}").put(loss=index / 10)
-    stage(folder / "base", "p1/prepare/e1").add_metadata(rows=3)
+    stage(folder / "base", "p1/prepare/e1").add_metadata(rows=3, names=["a", "b"])
 
 
 TRAIN = {"train": "p1/train/e1"}
@@ -92,6 +101,12 @@ TRIALS = {"train": ("p1/trial/e0", "p1/trial/e1")}
         (["score"], TRAIN, {"loss": 0.5, "train": 0.5}),
         (["score"], TRIALS, {}),
         (["only"], {"prepare": "p1/prepare/e1", **TRAIN}, {"only": 0.5}),
+        (["rated"], TRAIN, {"rated": 0.1}),
+        (["rated"], {"train": "p1/trial/e0"}, {"rated": 7}),
+        (["rated", "rate=3"], TRAIN, {"rated": 3.0}),
+        (["rated"], {}, {"rated": 7}),
+        (["counted"], {"prepare": "p1/prepare/e1"}, {"counted": 2}),
+        (["joined"], {"prepare": ("p1/prepare/e1", "p1/prepare/e1")}, {"joined": 4}),
     ],
 )
 def test_what_a_function_is_called_with_and_what_is_recorded(
@@ -128,7 +143,7 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
         (["-m", "functions", "several", "name=x", "flag=true", "sizes={}"], {}, ["sizes of", "'{}' is not a list"]),
         (["-m", "functions", "several", "name=x", "flag=true", "sizes=["], {}, ["sizes of several() is list", "'['"]),
         (["-m", "functions", "only"], {}, ["only() needs 'loss'", "loss=VALUE", "there is none"]),
-        (["-m", "functions", "only"], {"prepare": "p1/prepare/e1"}, ["needs 'loss'", "prepare has recorded nothing"]),
+        (["-m", "functions", "only"], {"prepare": "p1/prepare/e1"}, ["needs 'loss'", "prepare has recorded names"]),
         (["-m", "functions", "add"], {"trian": "p1/train/e1"}, ["needs 'left'", "trian has recorded loss, rate"]),
         (["-m", "functions", "only"], {"a": "p1/train/e1", "b": "p1/trial/e0"}, ["several stages recorded: a, b"]),
         (["-m", "functions", "one"], TRIALS, ["loss of one() is float", "a fan-in: a list of 2", "with list"]),

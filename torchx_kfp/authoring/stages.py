@@ -120,9 +120,9 @@ class Stages(StageOptions):
 
         The application is ``python -m torchx_kfp.tracking.call -m train fit rate=0.1``: it imports the module, from the
         workspace or the image, which has torchx-kfp. Parameters are annotated with str, int, float, bool, list or dict.
-        One that is not passed and has no default gets the result with its name of a stage that this one reads, or, if
-        it has the name of such a stage, all its results: see ``torchx_kfp.tracking.call``. What the function returns is
-        recorded: a mapping as results by name, anything else as the result with the function's name. An annotation
+        One that is not passed gets the result with its name of a stage that this one reads, or, if it has the name of
+        such a stage, all its results, or else its default: see ``torchx_kfp.tracking.call``. What the function returns
+        is recorded: a mapping as results by name, anything else as the result with the function's name. An annotation
         ``-> float``, or the fields of a ``TypedDict``, declare these results as outputs.
 
         Args:

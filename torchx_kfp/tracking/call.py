@@ -4,11 +4,12 @@
 
 calls ``fit(rate=0.1, epochs=3)`` of the module ``train``. ``Stages.python`` makes AppDefs with this application; an
 AppDef that is written by hand can have it, too. The words give arguments as text, as KFP fills them in, and the
-annotations of the function say what they are: str, int, float, bool, or list and dict as JSON. A parameter that has
-neither a word nor a default gets what the stages recorded that this one reads:
+annotations of the function say what they are: str, int, float, bool, or list and dict as JSON. A parameter without a
+word gets what the stages recorded that this one reads, or else its default:
 
 - a parameter with the name of a stage (its alias) gets all results of that stage, a dict; for a fan-in, a list of them;
 - any other one gets the result with its name of the one stage that recorded it; for a fan-in, the list of results.
+  A list or dict is one that the stage recorded as metadata.
 
 What the function returns is recorded: a mapping as results by name, and anything else as one result with the function's
 name; None records nothing. Lists and dicts are recorded as metadata. In a process that is not a tracked stage, it is
@@ -134,8 +135,7 @@ def arguments(function: Callable[..., Any], words: Sequence[str], run: Run | Non
             raise CallError(
                 f"{name} of {function.__name__}() is {kind.__name__}, but got {shown(text)}: {error}"
             ) from None
-    needed = [name for name, (it, _) in parameters.items() if name not in values and it.default is it.empty]
-    read = _read(function.__name__, needed, run)
+    read = _read(function.__name__, {name: it for name, it in parameters.items() if name not in values}, run)
     for name, value in read.items():
         of = parameters[name][1]
         if isinstance(value, list) and of not in (None, list):
@@ -146,23 +146,27 @@ def arguments(function: Callable[..., Any], words: Sequence[str], run: Run | Non
     return values | read
 
 
-def _read(function: str, names: Sequence[str], run: Run | None) -> dict[str, Any]:
+def _read(
+    function: str, parameters: Mapping[str, tuple[inspect.Parameter, type | None]], run: Run | None
+) -> dict[str, Any]:
     """Return the values that the stages recorded that this one reads."""
-    sources = run.parents if run and names else {}
-    values: dict[str, Any] = {name: _results(sources[name]) for name in names if name in sources}
-    left = [name for name in names if name not in values]
+    sources = run.parents if run and parameters else {}
+    values: dict[str, Any] = {name: _results(sources[name]) for name in parameters if name in sources}
+    left = {name: it for name, it in parameters.items() if name not in values}
     results = {alias: _results_if_any(source) for alias, source in sources.items()} if left else {}
-    for name in left:
-        having = [alias for alias, found in results.items() if name in _names(found)]
+    if any(kind in (list, dict, None) and not _having(name, results) for name, (_, kind) in left.items()):
+        results = {alias: _with_metadata(source, results[alias]) for alias, source in sources.items()}
+    for name, (parameter, _) in left.items():
+        having = _having(name, results)
         if len(having) == 1:
             found = results[having[0]]
             values[name] = [each[name] for each in found] if isinstance(found, list) else found[name]
         elif having:
             raise CallError(
                 f"{function}() needs {name!r}, which several stages recorded: {', '.join(having)}. Give the parameter "
-                "the name of one, and take its result from the dict, or pass an output."
+                "the name of one, and take its result from the dict, or pass a value or an output."
             )
-        else:
+        elif parameter.default is parameter.empty:
             there = [
                 f"{alias} has recorded {', '.join(_names(found)) or 'nothing'}" for alias, found in results.items()
             ]
@@ -183,6 +187,18 @@ def _results_if_any(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]
         return _results(source)
     except MissingResultsError:  # it is read for another reason
         return {}
+
+
+def _with_metadata(source: Run | FanIn, results: Any) -> Any:
+    """Return results together with the lists and dicts that functions have returned with them."""
+    if isinstance(source, FanIn):
+        return [_with_metadata(run, found) for run, found in zip(source, results or [{}] * len(source), strict=True)]
+    returned = {name: value for name, value in source.metadata().items() if isinstance(value, (list, dict))}
+    return {**returned, **results}
+
+
+def _having(name: str, results: Mapping[str, Any]) -> list[str]:
+    return [alias for alias, found in results.items() if name in _names(found)]
 
 
 def _names(found: Mapping[str, Any] | list[dict[str, Any]]) -> list[str]:
