@@ -48,8 +48,10 @@ def parse_outputs(
         ),
         ("artifacts", artifacts, _is_artifact_type, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
     ):
+        if not isinstance(declared or {}, Mapping):
+            raise OutputsError(f"{what} is {declared!r}. Write {what}={example}.")
         for name, kind in (declared or {}).items():
-            output = "" if contains_channel(name) else output_name(name)
+            output = output_name(name) if isinstance(name, str) and not contains_channel(name) else ""
             if not output or not is_type(kind):
                 raise OutputsError(f"{what} has {name!r}: {kind!r}. Write {what}={example}.")
             check_word(name, f"The name {name!r} in {what}")
