@@ -130,3 +130,11 @@ def test_packages_below_this_environment_are_not_the_users(call: Call, tmp_path:
     )
     done = call("compile", str(tmp_path / "wrong.py"))
     assert done.stderr == f"Error: {tmp_path / 'wrong.py'}, line 4, in <module>:\n    somebodys.fail()\nTypeError: no\n"
+
+
+def test_a_file_that_cannot_be_read_is_named(call: Call, tmp_path: Path) -> None:
+    """As one without permission, which root would have."""
+    (tmp_path / "gone.py").write_text("import os\nos.remove(__file__)\n1 / 0\n")
+    done = call("run", str(tmp_path / "gone.py"))
+    said = f"Error: The pipeline file cannot be read: No such file or directory: {tmp_path / 'gone.py'}.\n"
+    assert (done.returncode, done.stderr) == (2, said)

@@ -26,7 +26,7 @@ from torchx_kfp.common.sdk import import_kfp
 from torchx_kfp.common.text import did_you_mean, did_you_mean_path
 from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Target
-from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError, TorchxKfpError
+from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError, TorchxKfpError, explain
 from torchx_kfp.execution.pipeline.load import SUFFIXES, is_torchx_component
 from torchx_kfp.execution.pipeline.walk import known_stages
 from torchx_kfp.tracking import call
@@ -309,7 +309,11 @@ def explain_import_error(path: Path, error: BaseException) -> str:
     calls = [f"{it.filename}, line {it.lineno}, in {it.name}:\n    {it.line}" for it in frames[-_MOST_FRAMES:]]
     said = "".join(traceback.format_exception_only(error)).strip()
     hints = [_ABOUT_CHANNELS] if _CHANNEL.search(said) or _CHANNEL_TYPES.search(said) else []
-    if "from __future__ import annotations" in path.read_text(encoding="utf-8", errors="replace"):
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as unread:
+        return f"The pipeline file cannot be read: {explain(unread)}."
+    if "from __future__ import annotations" in text:
         hints.append("KFP reads annotations as objects: remove 'from __future__ import annotations'.")
     said = _CHANNEL.sub(lambda it: f"{{{it['task']}{'.' if it['task'] else ''}{it['name']}}}", said)
     return "\n".join([*(calls or [f"{path}:"]), said, *hints])
