@@ -111,6 +111,7 @@ def test_the_inputs_of_a_stage_are_those_of_its_pipeline(tmp_path):
         ({"tracker_base": "b"}, ["tracker_base"]),
         ({"tracker_base": "b", "pipeline": tracked, "arguments": {"tracker_base": "a"}}, ["given twice", "'a'", "'b'"]),
         ({"arguments": [("s", "")]}, ["dict", "{'lr': 0.1}", "[('s', '')]"]),
+        ({"arguments": [1], "tracker_base": "b"}, ["dict", "{'lr': 0.1}", "[1]"]),
         ({"arguments": {1: 2}}, ["There is no parameter 1.\n"]),
         ({"from_stages": ["write"]}, ["from_stages", "resume"]),
         ({"resume": 7}, ["resume must be a run", "7"]),
@@ -127,6 +128,8 @@ def test_a_wrong_option_is_refused_with_its_value(options, facts, tmp_path, monk
 def test_an_unknown_option_is_a_type_error_that_names_the_right_one():
     with pytest.raises(TypeError, match=says("'paralelism'", "'parallelism'")):
         run(parameters, {"s": ""}, paralelism=3)
+    with pytest.raises(TypeError, match=says("'s' is a parameter", "arguments={'s': ...}")):
+        run(parameters, s="")
     assert issubclass(StageFailedError, LocalRunError)
 
 

@@ -110,7 +110,7 @@ def run(
     if not isinstance(output_dir, (str, os.PathLike)):
         raise ArgumentError(f"output_dir must be the path of a folder, but is {shown(output_dir)}.")
     arguments = {} if arguments is None else arguments
-    if tracker_base is not None:
+    if tracker_base is not None and isinstance(arguments, Mapping):  # prepare refuses anything else
         if TRACKER_BASE_PARAMETER in arguments:
             raise ArgumentError(
                 f"The tracker base is given twice: tracker_base={tracker_base!r} and "
@@ -124,8 +124,11 @@ def run(
         pipeline = earlier.pipeline
         own: Any = earlier.options
         options = {**own, **options}
+    loaded = load_pipeline(pipeline)
+    for parameter in options.keys() & loaded.root.inputs.keys() - RunKeywords.__annotations__.keys():
+        raise TypeError(f"{parameter!r} is a parameter of the pipeline. Pass it as arguments={{{parameter!r}: ...}}.")
     prepared = prepare(
-        load_pipeline(pipeline),
+        loaded,
         arguments,
         workspace=workspace,
         tags=tags,
