@@ -33,7 +33,8 @@ class Timing:
 
     Attributes:
         cron: minute, hour, day of the month, month and day of the week, such as ``"0 3 * * *"``, in UTC unless KFP's
-            administrator has set another zone. Other forms, such as KFP's with the seconds first, are sent as they are.
+            administrator has set another zone. Other forms, such as KFP's with the seconds first, are sent as they are,
+            unless they have fewer fields.
         every: the seconds between two runs, at least 1.
         start: the time in seconds since the epoch before which no run starts; the first interval begins then.
         end: the time after which no run starts.
@@ -56,6 +57,8 @@ class Timing:
         """
         if bool(self.cron) == (self.every is not None):
             raise ArgumentError("A schedule has either a cron expression or an interval (--cron or --every).")
+        if self.cron and "@" not in self.cron and len(self.cron.split()) < 5:
+            raise ArgumentError(f"The cron expression {self.cron!r} has fewer than five fields, as in '0 3 * * *'.")
         if self.start is not None and self.end is not None and self.end <= self.start:
             raise ArgumentError("The schedule ends before it starts (--start, --end).")
         if self.every is not None and not 1 <= self.every < math.inf:
