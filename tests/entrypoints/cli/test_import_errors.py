@@ -71,6 +71,7 @@ RAISED = {
     "for i in range(n):\n        task_from_app(app())": CHANNEL,
     "with dsl.If(n):\n        task_from_app(app())": CHANNEL,
     'task_from_app(app(env={"A": f"{lr:.2f}"}))': CHANNEL,
+    "tracked(app('next'), reads=dsl.Collected(t))": "dsl.Collected(task.outputs['run_id'])",
     "undefined(n)": "NameError: name 'undefined' is not defined",
 }
 

@@ -309,6 +309,8 @@ def explain_import_error(path: Path, error: BaseException) -> str:
     calls = [f"{it.filename}, line {it.lineno}, in {it.name}:\n    {it.line}" for it in frames[-_MOST_FRAMES:]]
     said = "".join(traceback.format_exception_only(error)).strip()
     hints = [_ABOUT_CHANNELS] if _CHANNEL.search(said) or _CHANNEL_TYPES.search(said) else []
+    if isinstance(error, AttributeError) and error.name == "task_name":
+        hints.append("dsl.Collected takes outputs, not tasks: reads=dsl.Collected(task.outputs['run_id']).")
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as unread:
