@@ -25,7 +25,7 @@ def compile_command(target: Target, output: str) -> None:
     Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
     pipeline, it says how close a run comes to Argo's limits. For an exit code, use `torchx-kfp check --strict`.
     """
-    from torchx_kfp.entrypoints.cli.pipeline_files import load_target
+    from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target
     from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
     from torchx_kfp.execution.model.checks import of_arguments, of_replicas
     from torchx_kfp.execution.model.findings import about_backends
@@ -39,7 +39,7 @@ def compile_command(target: Target, output: str) -> None:
         )
     size, arguments = measure(pipeline), defaults_of(pipeline)
     problems = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
-    findings = about_backends([*problems, *check_size(size)])
+    findings = about_backends([*problems, *find_own_functions(pipeline), *check_size(size)])
     for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(remark)
     if output == "-":
