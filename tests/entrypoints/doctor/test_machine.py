@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -65,8 +66,11 @@ def test_packages_that_cannot_be_imported(call: Program, tmp_path: Path) -> None
 
 
 @pytest.mark.lowest
-def test_no_container_engine_is_not_needed(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_container_engine_is_not_needed(doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    if docker := shutil.which("docker"):
+        (tmp_path / "docker").symlink_to(docker)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without Podman, which needs no server
     found = doctor()["container engine"]
     assert found.level == "warning"
     assert re.search(says("Neither Docker nor Podman answers", "DOCKER_HOST", "torchx-kfp run --docker"), found.said)
