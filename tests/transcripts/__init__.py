@@ -40,7 +40,7 @@ _WIDTH = re.compile(r"WIDTH=(\d+) (.*)", re.DOTALL)
 _USAGE = re.compile(r"^Usage: .*\n(?:  .*\n)*Try .* for help\.\n\n(?=Error: )", re.MULTILINE)
 #: Text that differs from one run to the next, in the order in which it is replaced.
 _CHANGING = {
-    re.escape(socket.gethostname()): "<host>",
+    rf"\b{re.escape(socket.gethostname())}\b": "<host>",  # a short name may also stand within a random one
     r"\d{8}-\d{6}-[0-9a-f]{6}": "<id>",
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}": "<id>",
     r"\b\d{19}-[0-9a-f]{8}\b": "<id>",
