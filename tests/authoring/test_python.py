@@ -179,6 +179,9 @@ def pipeline(tracker_base: str):
     assert done.stdout.strip() == f"fit|torchx_kfp.tracking.call|{imported}|fit|rate=0.1"
 
 
+_python: Any = Stages().python  # whose types refuse what follows
+
+
 def _component(rate: float) -> float:
     return rate
 
@@ -224,10 +227,10 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
                 "that the module has",
             ),
             (calling("none"), "<lambda>", "top level of a file"),
-            (lambda: Stages().python(specs.AppDef("a"), image="i"), "AppDef(name='a'", "stages.task(app)"),  # type: ignore[arg-type]
-            (lambda: Stages().python({"loss": 1}, image="i"), "{'loss': 1}", "the function itself"),  # type: ignore[arg-type]
+            (lambda: _python(specs.AppDef("a"), image="i"), "AppDef(name='a'", "stages.task(app)"),
+            (lambda: _python({"loss": 1}, image="i"), "{'loss': 1}", "the function itself"),
             (
-                lambda: Stages().python(dsl.component(_component, base_image="i"), image="i"),
+                lambda: _python(dsl.component(_component, base_image="i"), image="i"),
                 "of type PythonComponent",
                 "in the pipeline",
             ),
