@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -417,19 +418,18 @@ class Scheduler:
 
     def _ask(self, run: TaskRun, get: Callable[[], StageResult | None]) -> StageResult | None:
         """Return what a store has for a stage. The store may be silent: meanwhile, a signal can end the run."""
-        answers: queue.SimpleQueue[StageResult | None] = queue.SimpleQueue()
+        answer: futures.Future[StageResult | None] = futures.Future()
 
-        def answer() -> None:
-            found = None
+        def ask() -> None:
             try:
-                found = get()
-            finally:
-                answers.put(found)
+                answer.set_result(get())
+            except BaseException as error:  # the scheduler's thread raises it
+                answer.set_exception(error)
 
-        threading.Thread(target=answer, daemon=True).start()
+        threading.Thread(target=ask, daemon=True).start()
         while self._stop_of(run) is None:
-            with contextlib.suppress(queue.Empty):
-                return answers.get(timeout=_POLL)
+            if futures.wait([answer], _POLL).done:
+                return answer.result()
             self._act()
         return None
 
