@@ -169,7 +169,7 @@ class FsspecStore(Store):
                     self._timed(self._fs._put(here, there, batch_size=at_once, **given), size)
                 else:
                     self._fs.put(here, there)
-            except Exception as error:
+            except Exception as error:  # each store's client raises its own errors
                 raise self.problem("write", next(iter(group)), error) from error
 
     def get_files(self, files: Mapping[str, tuple[str, int]]) -> None:
@@ -179,7 +179,7 @@ class FsspecStore(Store):
                 self._fs.get([self._path(key) for key in group], [path for path, _ in group.values()], **given)
             except FileNotFoundError:
                 raise
-            except Exception as error:
+            except Exception as error:  # as above
                 if isinstance(error, OSError) and error.errno in _LOCAL_ERRNOS:
                     raise
                 raise self.problem("read", next(iter(group)), error) from error
@@ -192,7 +192,7 @@ class FsspecStore(Store):
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
                 raise self.problem("remove", file.key, error) from error
-        except Exception as error:
+        except Exception as error:  # as above
             raise self.problem("remove", file.key, error) from error
         return True
 
@@ -224,7 +224,7 @@ class FsspecStore(Store):
             if _bucket_is_missing(error):
                 raise self.problem("list", "", error) from error
             found = {}
-        except Exception as error:
+        except Exception as error:  # as above
             raise self.problem("list", "", error) from error
         files = [
             File(name[len(self._root) + 1 :], int(entry["size"] or 0), _modified(entry))

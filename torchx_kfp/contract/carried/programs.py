@@ -1,7 +1,7 @@
 """Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
 
 #: The SHA-256 of the modules from which the programs were made.
-SOURCES = "1a949e256d7b2d8ac4a14c87336f3f746be65cb5403c59409bf7a6d78f81dbe0"
+SOURCES = "98667e6ed7be14d2fb98ba72d04dc4a1df70243d2e4c4ef29a691bbe6d4865ee"
 
 #: ``torchx_kfp.contract.carried.publisher``.
 PUBLISHER = (
@@ -138,24 +138,24 @@ LAUNCHER = (
     "mX@iQ5@qitexCt)I+2#ZV7Ob(#5ilAca?lrfxyE1P!d%x-Sbix?KDG58RJqF9v+f)FJ6DW}-zm?fz6FFAiSLh|T-Y*5s)%Vj=lx0"
     "*Px1o@1:YIP:p!~U-dz`52fqHAF1mwLT`BZoMf!;M!8l)44JQ:XJ?5Y1Q?/w.[j66#YicU)hdA0TWTM*=A?[pmf1i?e,_)3BaVBQ"
     "A:(yIiErKtB?Pu,*XyeS+Xv4LMrRE+?:h@Ex)#id8kk:Ups)CFW2[(@-S(D/!wjDrjX#|9Yt-S9C=M5!j6=h;W+/YltFVkptpX1S"
-    "?:A%14O6B7y[jMjYv/Ix6(kE/#VvZi*ReR@QV(4Qmj/HMs+G!bkN.xSX*n.69/}@(@d2!%KTyy_~_MaNXRht1Knf6JiD,%fqPxxe"
-    "P!%W56JrR@t?7Ucjg-YSLCA7VzSE.zgmE:1G?1E/D)+Ie%uIlb,ODjC2`F`bSNdp(6uBT8@lVxCM6dN`WnN%%D:|DZ6__xClhNa4"
-    "xvNWiLcrY?pmKO692VTW9:Y@hTCFdNzF(dh`m~waO8v?Utq43|M_;x!,MY^/aSaSYikC:Ysaf7bFSXU0%6o*H?`AIEjMC3G6M5E7"
-    "O)@V0Vz1lX)a/;NNC@K7pRb!w9GYWa;/`h=mmGQP*09voT-6.ID-S748Wp2h66U#9kG~?H0Et4F0CvIAL8.tjMfXy5[O9?`d?[kd"
-    "+Rptar_WGLCf9#N6x?`mK^8dL#1xp4fHDCnz0zMLu*eIbDvn/[ye6%,,x;z!!-h-C@,.c4Q51htU}m5f8!7`m`O@wC#RTtNZGeL-"
-    "?Kw.2}sBE-+EKEY1}jQ__Wg:mnz+[LKrm/Y.Mv7c(rkqfvs[uBNTz+6I_YJKi=a-z:_ZioggT(iyBIn60O%po1`xKMGPkeWdb*YQ"
-    "3j.y*c#[//HQZ^atcDA}vtMi)GXK3#puPRqo[AuU@ivrKc)P5aJQ;Q([WLT.UpY/Kwhm_Tlnxa@dKk-02~bIDbdp)[gc0#H@FyEc"
-    "ybQs8d)}6RBd!2:V/KXiAUzulcdv=f~jL9-Eay%EEHJ/~a-z!sc2e;,_?RDzBWBk3/~O.DA`).td|+Y8Vk/?aWLB.gq,|uE/RSO|"
-    "I.G6)%g;(5+Aux!,dE[YA#S8gl94Vom([qy-AC4yg7Q@7Mm7=l%.-!?Rv%*cDg5wE9/-(?vu37WUPHI1/T+xJJ-J//pRVJtuG+#Q"
-    "4z4=(0L`f?sLvQi!6EnN_^PyadvA@CN=zvWg3,=HTcEz-y%--/8Mf3+JY!*^B.akMD+i+#ITuoS=:^A~OO)9P(ZX9;gm-jF6`|#n"
-    "+[ZS[25iH9FuQDosG1cpkNAYNDcrG=%_iN:AvfD,NjCD0HI#rWC.eo.W*?^#dPN[fmdo^BEDKDKGqe-+tlg0dI.HQ5TdLb%S,+ap"
-    "+4tZuq:7(3,/MNwrTx85ggaoO?AoU@E2EEGVZSlv~VTmqux=OkN=vRNo|_SqCRT=kC-Gc9~@`R*eZSRs9|5PG#@hov+^R29AZ*=~"
-    "Uvv?#ppu;il56N`)2tcSAlD(3t%wKW~3%pe}Y^E9bZLkvTg2(H`4f5xtZz,}+Lhg_o)0Pcb#j?N_}`;WL(cU|qn./nEjp@~3~k;!"
-    "vA5w0sB`3pyG0p[^:;@X_kdH2mAtXq.1xOtHFoZ?0WM1R~QDVmM49CYOkdtCfy6yVZ5X0hJQ~9v%:I/jhNUK6jo@3/|ZN0y0@42f"
-    "4rdl+x@[/D7kD`(5#?J*r^#T:jh`g~..DRIpSoPmmg9+#D3A(lJ``LXmM%Z7tc`sTeNtvj`UOC(Y8GUorrgEzvG^1aPr6z;bLo51"
-    "7lr^2|w%5D5kg7T_(5gE*i4B*aX(R+)?~O5ws)fK.x^k_H*:@s!N?N.Z_WR1ybHXr}6eIvn6YafDyhM-/}~5qs@X7G?m`lDl}7#D"
-    "CyVr(oEEepZ8t0ynT/Q.A[}54BJfzY(=AsMPB3(wdFtkT(wUpF7Hu5Py=UuH^@sh+|3[Qu/*hOLxo[7.BxiYyh,(9RH,qB;H|o8,"
-    "f2@gA;G)lhHpXN8|ko7TRwb?0:d.xc2YnS~_Eehl?8rs5m@^zuk6*:JUTSGB8t4,Q`3T@IDN4949ai:c_km.lCE0xD~7|[X~Swz."
-    '+Cg,N4eyoM`lmMZXyX^ffNF6N(n:RkBW(V9PFx+E!KR0jg)61o+E-u))xkM^;WIAS;u}670le0/N5~51S4};WLH2[||!ehDZ".tr'
-    "anslate({44:36,46:38,47:60,58:62,91:123}))))"
+    "?:A%10PR!Vput2r)TStxGV05Q-yxSBgSZPeaPWl[KAJ!,Jh`Pwv2`@KL:xFlVgl^JI0fJjs,5^3q0EFJ~|_Ts*hxDpiR^g_wrM8g"
+    "VK^E~C)S7=Xy8Rrar)7l5h?owQY)1zdUFvu5F3`r1aN3s1H[_Mchjr0hyjBVERm[!!Cq[K.w#mLtOzZULaYQgq84Gw2kL%kG[NE}"
+    "[`H91iYp*,ZJ8+ht!5RXHjK*BSq9.`Lz4o=soHAH9Nht#a6DyJcxM16H3|uJ:tpJs99U*4Y8Q`sW_r1xW.TmsjrD^%WyNPNLv(0v"
+    "im2%e1c;7#}3.WFARF__ryaPoS*vL;@-TSwDUPVj/;w)U[UOY|K}%Jpmthg^z+60/-BT*;mzZyA`epgTE;^PFU9xD:5tPuDK4%dm"
+    "0@!WVu5si(d1[j3a,DF*o~!ez2qn;fNvtPi!;g7?jSwA|E=Kp)QA9^AANNW=`iQ;ETkM?l5z0JF*bB!|0%i2#VlmecFy[+IGJv*n"
+    "RcNA.^hiX1is07nrSF7Ke+DDf2=/c#)G`[_urYayDR=iy7A3(I~-eSKU?;ZUaoL9dDbIbQU#HMRbG@=^,1T%+^!X(m|NWUk0fjK~"
+    "hOWwcb;?-kkb}^0#PC`UCP9krt@x#j@!ThEz_uK6i2iSTC8q(o+:H2=N^EDKVvAu2yjK@o`!.J97CqIrc//?(`5zoWCQNYsUnAV%"
+    "9rU7JUIw)KM%dj8p+-#D1/sHKj-W*ZkP-^J8#tkIhOoWnsQv^Bju^VRJ1K@v?z?m6uP-M/N*M=4zgNXfXj^wT@^@c4j7`=k!dKSm"
+    "Y*wCRg:rikHP^=vF9-T/=!7[vu;u4Y~Alu`vF8(gKB62Wb0?_iO*kbN_^^;aRUW?24;jTK%ia5u:4f3;XIpoQvc`TqEeA@[!2Do)"
+    "dTvVti/2bXgtU!LPJ-DNa,y%qm`Casp[Pcmw|/S;YlWb8vJ72)0s[@5(dwg@;qp:_w8c,9H2sZjM(/o:0dY;TeG,4tcKx4^#.^M#"
+    "%G=;_Fgbt%_yP8Xa.Fl_nr}JP%zoHBr_=nnIvCr6+V#)n|xQ6nfHsQ;**PcL0Ha`jrnV0mc*N`HTqAlo,TKZ@=*LfHy:-s0.Jry1"
+    "_ZZIP@i+Iegwm=*/4sqyi|RjEmPy.b=BUFqP777L-#E,}MKFOQW/_Ca(|-Dsqz0tb-Gv!*}XeyUa2es|JRbstAvCr?PkM.R1`Dqs"
+    "PMPbSlAN_vPTQ@KtG5rRoa)yCEM6e9V57pSM3WP!~I|l?Pn/,Q.L1Xpil#2w}/:WtrIM!qwFA_m~:y_Ny+Za2!iLur7dN@_9}S`T"
+    "IX#@v2Q5T0Vq}1sxCjP*:,/_-J)!8vbo+v`y6;=2_jmH`lHr0+H?sF(xJvlS[/K)k/%h-Re5xfXXod4^Ig=a^@vFpL/Xz2E|)Y0h"
+    "z3jgWTzTN@;efan3%n[jT`w9#u7aE`M[3;^d/[s#+@7C`b)5ZVrm0=@_zjq0+c0xt8qhR1BB+Z3GMWlV/78.lv#BmS`6[0=U:3U`"
+    "@83N6qD6dHSSAhy)`B3vijmX`Ih~5@I@Bt4zig^:E=TK.k:dNrMdccuHpcB:%w^s*3|pG*d-F9S(4yILEJwB#QBhu)X#ut22OU,z"
+    "8lk;y:[BQ!sWxzpcSUl^fWvsi+pihgv8q;D}lmRB!cnxy?p%,QuXwZyseyh`.oy*YZ/M#4)7}DF?BWsypTj3::l(HUL=?-ha_L67"
+    "Mj^4Ine[!IL-i,:^Vxqw)R(tL--p_CH%XVf%M;EgiJN6UL1LR2.||A8/QEb%^n98J#I-/.IGwcprv2juRLM^/!R;=L!8g+zQr~ek"
+    "Vet;hyP%/NU07PBi-2qTh@G`WhG8355*yDygSSuw|D;fvYO_0M)Zj0[nSD*kI_-BP%Bpkd?_~33g.K0awo0hfRl~@R[P?[|CQDhi"
+    'U".translate({44:36,46:38,47:60,58:62,91:123}))))'
 )

@@ -90,7 +90,8 @@ class Processes:
         self.running: dict[int, Process] = {}
         self.readers: list[threading.Thread] = []
         #: How many replicas have yet to succeed for the stage to succeed.
-        self.needed = sum(n for role, n in zip(spec["roles"], counts) if role["name"] in spec["success"])  # noqa: B905
+        pairs = zip(spec["roles"], counts)  # noqa: B905 (Python 3.8)
+        self.needed = sum(count for role, count in pairs if role["name"] in spec["success"])
         #: How often replicas of each role were started again, while the others went on.
         self.again = [0 for _ in counts]
         #: The stage's exit code as soon as it is known, whether a signal has ended it, and which replica failed first.
