@@ -225,11 +225,14 @@ def test_a_tracker_base_that_only_the_pipeline_names(kfp_host: KfpHost, program:
 
 
 def test_runs_in_progress_survive_their_schedule(kfp_host: KfpHost, program: Program) -> None:
-    slow = (program.folder / "count.yaml").read_text().replace("import os, sys", "import os, sys, time; time.sleep(5)")
+    waits = "import os, sys, time; list(iter(lambda: time.sleep(0.05) or os.path.exists(sys.argv[1]), True))"
+    slow = (program.folder / "count.yaml").read_text().replace("import os, sys", waits)
     (program.folder / "slow.yaml").write_text(slow)
-    program("schedule", "create", "slow.yaml", "--every", "1h")
+    go = program.folder / "go"
+    program("schedule", "create", "slow.yaml", "-p", f"word={go}", "--every", "1h")
     kfp_host.fire(_TIME)
     assert program("schedule", "delete", "count").returncode == 0
+    go.touch()
     assert [run["state"] for run in runs_of(kfp_host, number=1)] == ["SUCCEEDED"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.facts import says
@@ -348,6 +348,7 @@ def test_a_password_in_an_address_is_not_shown(scheme: str, password: str, envir
     assert "hidden" not in str(caught.value)
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_an_address_stays_as_it_is(text: str) -> None:
     try:

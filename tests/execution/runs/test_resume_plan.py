@@ -258,12 +258,13 @@ def test_an_artifact_that_is_handed_on_has_a_type_and_its_own_metadata() -> None
     assert (made.type.title, made.metadata) == ("system.Dataset", {"x": 3})
 
 
-def test_a_record_that_would_fill_the_memory_is_none() -> None:
+def test_a_record_that_would_fill_the_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchx_kfp.execution.runs.earlier_run._LONGEST", 1 << 20)
     torn = ResumeRecord("before", text="{" * 1000).describe("")
     assert read_record(torn) is not None
     own = replace(PIPELINE, description=torn)
     assert whole_pipeline(own) is own
-    assert read_record(ResumeRecord("before", text="{" * (70 << 20)).describe("")) is None
+    assert read_record(ResumeRecord("before", text="{" * (2 << 20)).describe("")) is None
 
 
 @pytest.mark.parametrize("fails", ["show", "last"])
