@@ -18,7 +18,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.display.tables import rendered
 from torchx_kfp.entrypoints.cli.recorded import Recorded, earlier_attempts
-from torchx_kfp.tracking import Lineage, Link, Result
+from torchx_kfp.tracking import Artifact, Lineage, Link, Result
 from torchx_kfp.tracking.lineage import trace
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.store import is_key, pipeline_run
@@ -76,9 +76,13 @@ def _as_json(lineage: Lineage, results: Results, recorder: Recorder) -> dict[str
             "code": list(map(asdict, code)),
         }
 
-    links = [{**vars(it), "artifacts": list(map(vars, it.artifacts))} for it in lineage.links]
+    links = [{**vars(it), "artifacts": list(map(_artifact_as_json, it.artifacts))} for it in lineage.links]
     nodes = list(map(node, dict.fromkeys(runs_of(lineage))))
     return {"run_ids": list(lineage.run_ids), "nodes": nodes, "links": links}
+
+
+def _artifact_as_json(artifact: Artifact) -> dict[str, Any]:
+    return {**vars(artifact), "stored": artifact.stored.encode() if artifact.stored else None}
 
 
 def runs_of(lineage: Lineage) -> list[str]:
