@@ -21,7 +21,7 @@ from torchx_kfp.local import run as run_here
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Source
 from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.entries import add_entry
-from torchx_kfp.tracking.lineage import Start
+from torchx_kfp.tracking.records import Start
 from torchx_kfp.tracking.store import Store
 
 RESULTS = {

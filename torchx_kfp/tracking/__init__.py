@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.curves import Curve, History, Point
-from torchx_kfp.tracking.lineage import Lineage, Link, Source
+from torchx_kfp.tracking.lineage import Lineage, Link
+from torchx_kfp.tracking.records import Source
 from torchx_kfp.tracking.results import Result
 from torchx_kfp.tracking.run import FanIn, Run, current_run
 from torchx_kfp.tracking.store import Key

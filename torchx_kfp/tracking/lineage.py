@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.entries import add_entry
+from torchx_kfp.tracking.records import Source, Start, read_records
 from torchx_kfp.tracking.store import Store, is_key
 
 _logger = logging.getLogger(__name__)
@@ -29,36 +29,6 @@ _TORCHRUN, _RANK = "TORCHELASTIC_RUN_ID", "RANK"
 #: What this process has recorded: tracker base, run id, and the source or "start".
 _recorded: set[tuple[str, str, object]] = set()
 _NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Something that a run was made from.
-
-    Attributes:
-        run_id: the id of another run, or the name of an external source, such as a dataset.
-        artifact: the name of the artifact that was used, if known.
-        alias: the name with which the pipeline declares the source, if it does.
-    """
-
-    run_id: str
-    artifact: str | None = None
-    alias: str | None = None
-
-
-@dataclass(frozen=True)
-class Start:
-    """The start of a stage: the first one, if several processes of a stage start one after the other.
-
-    Attributes:
-        time: seconds since 1970.
-        host: the name of the host; on Kubernetes, the name of the pod.
-        image: the image, or None if it is not known. A container does not know its image.
-    """
-
-    time: float
-    host: str
-    image: str | None = None
 
 
 def declared_sources(parents: Mapping[str, protocol.RunIds]) -> list[Source]:
@@ -151,18 +121,19 @@ class Lineage:
     links: tuple[Link, ...] = ()
 
 
-def trace(
-    run_ids: Iterable[str],
-    sources: Mapping[str, Sequence[Source]],
-    read_artifacts: Callable[[list[str]], Mapping[str, Any]],
+def read_lineage(
+    store: Store, run_ids: Iterable[str], sources: Mapping[str, Sequence[Source]] | None = None
 ) -> Lineage:
-    """Return the lineage of runs whose sources are known.
+    """Return the lineage of runs, over all pipelines that use the tracker base.
 
     Args:
+        store: the store of the tracker base.
         run_ids: the runs.
-        sources: the sources of all runs, by run id.
-        read_artifacts: returns the ``Records`` of runs, with their artifacts.
+        sources: the sources of all runs, by run id; by default, those that all runs have recorded. A run records the
+            runs that it uses, so that a stage with a thousand sources writes one entry rather than a thousand.
     """
+    if sources is None:
+        sources = {run_id: record.sources for run_id, record in read_records(store, None, ["sources"]).items()}
     starts = tuple(dict.fromkeys(run_ids))
     above: dict[str, dict[str, list[Source]]] = {}
     below: dict[str, list[str]] = {}
@@ -177,7 +148,7 @@ def trace(
     inside = {*starts, *ancestors, *descendants}
     used = {source for run_id in inside for source in above.get(run_id, ())}
     # The name of an external source need not be a key.
-    records = read_artifacts(sorted(filter(is_key, used & inside)))
+    records = read_records(store, sorted(filter(is_key, used & inside)), ["artifacts"])
     # A run that names one artifact names all artifacts that it uses.
     naming = {run_id for run_id in inside if any(source.artifact for source in sources.get(run_id, ()))}
     order = {run_id: place for place, run_id in enumerate([*reversed(ancestors), *starts, *descendants])}

@@ -19,7 +19,6 @@ from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.artifacts import Artifact, parse_artifact
 from torchx_kfp.tracking.curves import History, join_curves
 from torchx_kfp.tracking.entries import Found, from_json, list_entries, run_id_of, warn_once
-from torchx_kfp.tracking.lineage import Lineage, Source, Start, trace
 from torchx_kfp.tracking.searches import Search, parse_search
 from torchx_kfp.tracking.store import Store
 
@@ -50,6 +49,36 @@ class Code:
     size: int | None = None
     files: int | None = None
     git: GitState | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that a run was made from.
+
+    Attributes:
+        run_id: the id of another run, or the name of an external source, such as a dataset.
+        artifact: the name of the artifact that was used, if known.
+        alias: the name with which the pipeline declares the source, if it does.
+    """
+
+    run_id: str
+    artifact: str | None = None
+    alias: str | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a stage: the first one, if several processes of a stage start one after the other.
+
+    Attributes:
+        time: seconds since 1970.
+        host: the name of the host; on Kubernetes, the name of the pod.
+        image: the image, or None if it is not known. A container does not know its image.
+    """
+
+    time: float
+    host: str
+    image: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,17 +164,6 @@ def fold_records(store: Store, keys: Iterable[str], fields: Collection[str] = FI
 def read_record(store: Store, run_id: str, *fields: str) -> Record:
     """Return the record of one run: see ``read_records``."""
     return read_records(store, [run_id], fields or FIELDS)[run_id]
-
-
-def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
-    """Return the lineage of these runs, over all pipelines that use the tracker base.
-
-    This reads the sources of every run: a run records the runs that it uses, so that a stage with a thousand sources
-    writes one entry rather than a thousand.
-    """
-    records = read_records(store, None, ["sources"])
-    sources = {run_id: record.sources for run_id, record in records.items()}
-    return trace(run_ids, sources, lambda used: read_records(store, used, ["artifacts"]))
 
 
 def _fold_artifacts(store: Store, old: Mapping[str, Artifact], new: Mapping[str, Any]) -> dict[str, Artifact]:

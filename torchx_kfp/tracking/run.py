@@ -23,8 +23,8 @@ from torchx_kfp.errors import (
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.entries import add_entry
-from torchx_kfp.tracking.lineage import Lineage, Source, rank, record_start_once, record_use_once
-from torchx_kfp.tracking.records import Record, read_lineage, read_record
+from torchx_kfp.tracking.lineage import Lineage, rank, read_lineage, record_start_once, record_use_once
+from torchx_kfp.tracking.records import Record, Source, read_record
 from torchx_kfp.tracking.results import Result, check_results, join_results, results_frame
 from torchx_kfp.tracking.steps import flush, step_log
 from torchx_kfp.tracking.store import PATIENCE, key_text

@@ -19,7 +19,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 from torchx_kfp.entrypoints.cli.display.tables import rendered
 from torchx_kfp.entrypoints.cli.recorded import Recorded, earlier_attempts
 from torchx_kfp.tracking import Artifact, Lineage, Link, Result
-from torchx_kfp.tracking.lineage import trace
+from torchx_kfp.tracking.lineage import read_lineage
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.store import is_key, pipeline_run
 
@@ -46,7 +46,7 @@ def show_lineage(located: Recorded, *, as_json: bool) -> None:
     chosen = located.choose(known)
     earlier = earlier_attempts(recorder, known, located.stages) - {*chosen.keys}
     sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
-    lineage = trace(chosen.keys, sources, lambda used: recorder.records(used, "artifacts"))
+    lineage = read_lineage(recorder.store, chosen.keys, sources)
     if not lineage.links:
         print_message(
             f"No lineage is recorded for {located.word!r}. "

@@ -16,9 +16,9 @@ from torchx.tracker import api
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import NotInStageError
 from torchx_kfp.tracking.artifacts import add_artifact
-from torchx_kfp.tracking.lineage import Lineage, Source, record_start_once
+from torchx_kfp.tracking.lineage import Lineage, read_lineage, record_start_once
 from torchx_kfp.tracking.recorder import Recorder
-from torchx_kfp.tracking.records import read_lineage
+from torchx_kfp.tracking.records import Source
 
 
 class StageTracker(api.TrackerBase):  # type: ignore[misc]
