@@ -46,29 +46,30 @@ def many(tracker_base: str = "/tmp/results") -> None:
     assert (done.returncode, done.stdout.startswith("may fail on KFP: the pipeline needs about")) == (0, True)
 
 
+#: What is proposed for the words of a command.
+COMPLETED = {
+    "sch": ["schedule"],
+    "show l": ["latest"],
+    "results two-": ["two-"],
+    "show latest/s": ["latest/second[0]", "latest/second[1]"],
+    "compare latest latest/f": ["latest/first"],
+    "run --resume la": ["latest"],
+    "show nothing/": [],
+    "show --tr": ["--tracker-base"],
+    "run pip": ["pip"],
+    "rbac --engine jobs": ["jobset"],
+    "show --output-dir other la": ["latest"],
+}
+
+
 @pytest.mark.versions
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("sch", ["schedule"]),
-        ("show l", ["latest"]),
-        ("results two-", ["two-"]),
-        ("show latest/s", ["latest/second[0]", "latest/second[1]"]),
-        ("compare latest latest/f", ["latest/first"]),
-        ("run --resume la", ["latest"]),
-        ("show nothing/", []),
-        ("show --tr", ["--tracker-base"]),
-        ("run pip", ["pip"]),
-        ("rbac --engine jobs", ["jobset"]),
-        ("show --output-dir other la", ["latest"]),
-    ],
-)
-def test_a_shell_completes(words: str, expected: list[str], call: Call, project: Path) -> None:
+def test_a_shell_completes(call: Call, project: Path) -> None:
     assert call("run", "pipelines.py:two", "-p", 'names=["a", "b"]', "--tracker-base", "b", "-q").returncode == 0
-    asked = {"COMP_WORDS": f"torchx-kfp {words}", "COMP_CWORD": str(len(words.split()))}
-    done = call(**asked, _TORCHX_KFP_COMPLETE="bash_complete")
-    found = [line.partition(",")[2] for line in done.stdout.splitlines() if line]
-    assert [it[: len(word)] for it, word in zip(found, expected, strict=True)] == expected
+    for words, expected in COMPLETED.items():
+        asked = {"COMP_WORDS": f"torchx-kfp {words}", "COMP_CWORD": str(len(words.split()))}
+        done = call(**asked, _TORCHX_KFP_COMPLETE="bash_complete")
+        found = [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+        assert [it[: len(word)] for it, word in zip(found, expected, strict=True)] == expected, words
 
 
 #: A pipeline with a tracker base of its own, which no setting replaces here.

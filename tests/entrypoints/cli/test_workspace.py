@@ -181,6 +181,9 @@ def test_a_run_whose_code_was_forgotten_says_so_and_repeats_no_lines(project: Pa
     done = call("run", "pipe.py:one", "--tracker-base", "base")
     assert "The run was started without --workspace" in done.stderr
     assert done.stderr.count("No module named app") == 1
+    without = call("get", "--code", "latest", "back")
+    assert re.search(says("one-", "without --workspace"), without.stderr)
+    assert (without.returncode, (project / "back").exists()) == (2, False)
     quiet = call("run", "pipe.py:one", "--tracker-base", "base", "--quiet")
     assert "Its last lines" in quiet.stderr
     assert quiet.stderr.count("No module named app") == 1
@@ -246,7 +249,7 @@ def test_a_run_that_is_refused_stores_no_code(project: Path, call: Call, words: 
     assert not list(project.glob("base/.torchx_kfp/workspaces/*"))
 
 
-def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
+def test_the_code_of_a_run_comes_back_as_it_was_sent(project: Path, call: Call) -> None:
     (project / "code" / "lib").mkdir()
     (project / "code" / "lib" / "größe.py").symlink_to("../helper.py")
     assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
@@ -263,6 +266,18 @@ def test_the_code_of_a_run_comes_back(project: Path, call: Call) -> None:
     assert (project / "back/run.sh").stat().st_mode & 0o111
     assert (project / "back/lib/größe.py").is_symlink()
     assert call("get", "--code", "latest").stdout.startswith("code-")
+    for words, facts in {"latest code": ["'code' is not empty", "new folder"], "none": ["'none'"]}.items():
+        done = call("get", "--code", *words.split())
+        assert done.returncode in (1, 2)
+        assert all(fact in done.stderr for fact in facts), done.stderr
+    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
+    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
+    changed = call("get", "--code", "latest", "gone")
+    assert (changed.returncode, "was changed" in changed.stderr) == (2, True), changed.stderr
+    archive.unlink()
+    gone = call("get", "--code", "latest", "gone")
+    assert (gone.returncode, "not there any more" in gone.stderr) == (2, True), gone.stderr
+    assert not (project / "gone").exists()
 
 
 def test_code_with_a_repository_of_git_does_not_come_back(project: Path, call: Call) -> None:
@@ -285,11 +300,11 @@ def test_code_with_a_repository_of_git_does_not_come_back(project: Path, call: C
         done = call("run", "pipe.py:required", "--tracker-base", "base", "-p", f"workspace={own}")
         assert done.returncode == 0, done.stderr
         done = call("get", "--code", "latest", "back")
-        assert set(files) <= set(call("get", "--code", "latest", "--list").stdout.split())
         if named:
             assert (done.returncode, done.stdout, (project / "back").exists()) == (2, "", False), files
             assert re.search(says(repr(named), "git would run the programs", "--list"), done.stderr)
     assert done.returncode == 0, done.stderr
+    assert set(files) <= set(call("get", "--code", "latest", "--list").stdout.split())
 
 
 MIXED = """\
@@ -345,28 +360,6 @@ def test_the_code_of_a_stage_comes_back(project: Path, call: Call) -> None:
     for stage, facts in {"other": ["other", "image"], "fixd": ["'fixd'", "Did you mean 'fixed'?"]}.items():
         done = call("get", "--code", f"latest/{stage}", "none")
         assert (done.returncode, all(fact in done.stderr for fact in facts)) == (2, True), done.stderr
-
-
-def test_code_that_cannot_come_back(project: Path, call: Call) -> None:
-    (project / "app.py").touch()
-    assert call("run", "pipe.py:replicas", "--tracker-base", "base").returncode == 0
-    assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
-    for words, facts in [
-        (["latest", "code"], ["'code' is not empty", "new folder"]),
-        (["replicas"], ["replicas-", "without --workspace"]),
-        (["none"], ["'none'"]),
-    ]:
-        done = call("get", "--code", *words)
-        assert done.returncode in (1, 2)
-        assert all(fact in done.stderr for fact in facts), done.stderr
-    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
-    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
-    changed = call("get", "--code", "latest", "back")
-    assert (changed.returncode, "was changed" in changed.stderr) == (2, True), changed.stderr
-    archive.unlink()
-    gone = call("get", "--code", "latest", "back")
-    assert (gone.returncode, "not there any more" in gone.stderr) == (2, True), gone.stderr
-    assert not (project / "back").exists()
 
 
 def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
