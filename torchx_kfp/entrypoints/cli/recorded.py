@@ -20,7 +20,7 @@ from torchx_kfp.errors import (
     TrackerBaseError,
     UnknownRunError,
 )
-from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names
+from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names, task_name
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Recorder, is_replay
@@ -113,6 +113,11 @@ class Recorded:
         """
         return {} if self.run is None or self.run.corrupt else self._ended
 
+    def shown(self, run_id: str) -> str:
+        """Return the name by which tables and commands have a run of a stage: RUN/STAGE, if the stage is known."""
+        stage = self.stages.get(run_id)
+        return run_id if stage is None or self.run is None else f"{self.run.run_id}/{stage}"
+
     def recorded(self, *, results: bool = False) -> set[str]:
         """Return the run ids of the run, and of those from which it has stages, that have any records, or results.
 
@@ -159,14 +164,15 @@ class Recorded:
         exact = [key for key in chosen if part and (part == self._ended.get(key) or key == whole)]
         chosen = exact or chosen
         if not chosen:
-            raise self._unknown([f"{name}/{rest}" for rest in rests.values()], name, part)
+            there = [self.shown(key) if key in self.stages else f"{name}/{rest}" for key, rest in rests.items()]
+            raise self._unknown(there, name, part)
         taken = frozenset(cached.keys() & chosen)
         _say_cached(name, [key for key in chosen if key in taken])
         return Chosen(whole, tuple(last_attempts(self.recorder, chosen, whole, self.stages)), taken)
 
     @staticmethod
     def _is_part(part: str, rest: str, stage: str | None) -> bool:
-        of_stage = stage is not None and (is_execution(stage, part) or stage.startswith(f"{part}/"))
+        of_stage = stage is not None and (is_execution(stage, part) or stage.startswith(f"{task_name(part)}/"))
         return f"{rest}/".startswith(f"{part}/") or of_stage
 
     def _split(self, known: Sequence[str]) -> tuple[str, str]:
@@ -213,7 +219,7 @@ class Recorded:
         """Return the error for a missing run, or a missing part of one, with those that exist.
 
         Args:
-            there: the runs, or the run ids of the run.
+            there: the runs, or the stages of the run.
             name: the run that exists.
             part: the part of it that does not.
         """
@@ -223,7 +229,7 @@ class Recorded:
         near = most_similar(part or whole, [each for each in names if each != whole])
         hint = f" Did you mean {'/'.join(filter(None, [name, near]))!r}?" if near else ""
         return UnknownRunError(
-            f"Nothing is recorded for {whole!r} under {self.base!r}.{hint} {'Run ids' if name else 'Runs'} there: "
+            f"Nothing is recorded for {whole!r} under {self.base!r}.{hint} {'Stages' if name else 'Runs'} there: "
             f"{listed(there)}."
         )
 

@@ -255,9 +255,17 @@ def indices_of(stage: str) -> tuple[int, ...]:
     return tuple(int(number) for group in _INDICES.findall(stage) for number in group[1:-1].split(","))
 
 
+def task_name(name: str) -> str:
+    """Return the name that KFP gives to the task of a function or application: ``make-data`` for ``make_data``."""
+    return name.replace("_", "-")
+
+
 def is_execution(name: str, stage: str) -> bool:
-    """Tell whether a name is the stage's, possibly with more indices: ``train[1,0]`` is an execution of ``train``."""
-    parts, of = name.split("/"), stage.split("/")
+    """Tell whether a name is the stage's, possibly with more indices: ``train[1,0]`` is an execution of ``train``.
+
+    The stage may be written as the function or application is, ``make_data``: KFP names the task ``make-data``.
+    """
+    parts, of = name.split("/"), task_name(stage).split("/")
     return len(parts) == len(of) and all(
         without_indices(part) == without_indices(other)
         and indices_of(part)[: len(indices_of(other))] == indices_of(other)

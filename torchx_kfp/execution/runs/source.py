@@ -12,7 +12,7 @@ from typing import Any
 from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
-from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, task_name, walk, without_indices
 from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.record import RunRecord
@@ -214,7 +214,7 @@ def stages_named(record: RunRecord, stage: str) -> list[str]:
     if stage in there:
         return [stage]
     executions = [name for name in there if is_execution(name, stage)]
-    of_task = [name for name, it in there.items() if it.task == stage]
+    of_task = [name for name, it in there.items() if it.task == task_name(stage)]
     return executions or of_task or list(filter(None, [run.stage_of_pod(stage)]))
 
 

@@ -22,7 +22,7 @@ from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.spec import Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.execution.pipeline.surgery import URI, can_be_constant
 from torchx_kfp.execution.pipeline.values import from_output
-from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, task_name, walk, without_indices
 from torchx_kfp.execution.runs.result import StageResult
 
 #: The name of the digest of conditions, and of the code of a stage that starts in a workspace, among ``differences``.
@@ -81,7 +81,7 @@ class Unit:
 
     def is_meant_by(self, stage: str) -> bool:
         """Tell whether a user means it by the name of a stage, of a nested pipeline or of the task."""
-        known = (self.place.task.name, self.path, *self.names)
+        known, stage = (self.place.task.name, self.path, *self.names), task_name(stage)
         return stage in known or any(name.startswith(f"{stage}/") for name in self.names)
 
 

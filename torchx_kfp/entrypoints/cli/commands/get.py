@@ -25,7 +25,7 @@ from torchx_kfp.entrypoints.cli.run_inputs import print_files
 from torchx_kfp.errors import ArgumentError, WorkspaceError, explain
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
+from torchx_kfp.execution.pipeline.walk import is_execution, known_stages, task_name, without_indices
 from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.tracking import Artifact
@@ -98,7 +98,7 @@ def _list(located: Recorded, *, as_json: bool) -> None:
     ]
     sizes = {(run_id, artifact.name): show_stored(artifact.stored) for run_id, artifact in found}
     columns = (
-        Column("run id", lambda row: row["run_id"]),
+        Column("stage", lambda row: located.shown(row["run_id"]).removeprefix(f"{name}/")),
         Column("name"),
         Column("size", lambda row: sizes[row["run_id"], row["name"]]),
         Column("where", lambda row: row["path"]),
@@ -109,21 +109,30 @@ def _list(located: Recorded, *, as_json: bool) -> None:
 def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
     run, _, wanted = located.word.partition("/")
     name, found = _read(dataclasses.replace(located, word=run))
-    by_name: dict[str, list[tuple[str, Artifact]]] = {}
+    there: dict[str, None] = {}
+    matches: list[tuple[str, Artifact]] = []
+    exact: list[tuple[str, Artifact]] = []
     for run_id, artifact in found:
         # A key that an application has chosen itself need not have a stage and an execution.
-        rest = run_id.partition("/")[2]
-        for stage in {rest.partition("/")[0], rest, located.stages.get(run_id, rest)}:
-            by_name.setdefault("/".join(filter(None, (stage, artifact.name))), []).append((run_id, artifact))
-    matches = by_name.get(wanted, [])
+        rest, shown_as = run_id.partition("/")[2], located.shown(run_id).partition("/")[2]
+        recorded_as = rest.partition("/")[0]
+        there["/".join(filter(None, [recorded_as if shown_as == rest else shown_as, artifact.name]))] = None
+        if f"/{wanted}".endswith(f"/{artifact.name}"):
+            stage = wanted[: -len(artifact.name)].removesuffix("/")
+            if stage in (recorded_as, rest) or is_execution(shown_as, stage):
+                matches.append((run_id, artifact))
+            if stage == shown_as:
+                exact.append((run_id, artifact))
+    matches = exact or matches
     if not matches:
-        short = (f"{run_id.partition('/')[2].partition('/')[0]}/{artifact.name}" for run_id, artifact in found)
-        there = listed(map(repr, dict.fromkeys(short))) or "none"
-        wrong = f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, by_name)}"
-        raise ArgumentError(f"{wrong if wanted else f'Name an artifact of {name}: {name}/STAGE/NAME.'} It has {there}.")
+        wrong = f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, there)}"
+        raise ArgumentError(
+            f"{wrong if wanted else f'Name an artifact of {name}: {name}/STAGE/NAME.'} It has "
+            f"{listed(map(repr, there)) or 'none'}."
+        )
     if len(matches) > 1:
-        run_ids = listed(f"{run_id.partition('/')[2]}/{artifact.name}" for run_id, artifact in matches)
-        raise ArgumentError(f"{word!r} means {len(matches)} artifacts: {run_ids}. Name one of them.")
+        names = listed(f"{located.shown(run_id).partition('/')[2]}/{it.name}" for run_id, it in matches)
+        raise ArgumentError(f"{word!r} means {len(matches)} artifacts: {names}. Name one of them.")
     [(run_id, artifact)] = matches
     try:
         path = artifact.download(folder, overwrite=overwrite)
@@ -156,7 +165,7 @@ def _get_code(run: str, folder: str | None, lookup: Lookup, *, only_lists: bool)
         WorkspaceError: the archive cannot be unpacked.
     """
     source, part = lookup.find_part(run)
-    stage = part or None
+    stage = task_name(part) or None
     record = source.read()
     say_latest(run, record.run_id)
     url = _url(source, record, stage)

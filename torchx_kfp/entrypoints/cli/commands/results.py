@@ -32,6 +32,7 @@ from torchx_kfp.entrypoints.cli.recorded import (
     titled,
 )
 from torchx_kfp.errors import ArgumentError, MissingResultsError
+from torchx_kfp.execution.pipeline.walk import task_name
 from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run
 
@@ -143,7 +144,7 @@ def _read(recorder: Recorder, chosen: Chosen, named: Mapping[str, str], stages: 
     found = {key: parts(key) for key in chosen.keys}
     there = sorted({its["stage"] for its in found.values() if its})
     for stage in stages:
-        if stage not in there:
+        if task_name(stage) not in map(task_name, there):
             raise click.UsageError(
                 f"--stage {stage!r} has no results here.{did_you_mean(stage, there)} "
                 f"Stages: {listed(there, 20) or 'none'}."
@@ -153,7 +154,8 @@ def _read(recorder: Recorder, chosen: Chosen, named: Mapping[str, str], stages: 
         pieces = {key: re.split(r"([0-9]+)", named[key]) for key in found}
         order = {key: [int(it) if at % 2 else it for at, it in enumerate(its)] for key, its in pieces.items()}
         found = {key: found[key] for key in sorted(found, key=lambda key: order[key])}
-    wanted = [key for key, its in found.items() if not stages or its.get("stage") in stages]
+    asked = {task_name(stage) for stage in stages}
+    wanted = [key for key, its in found.items() if not stages or task_name(its.get("stage", "")) in asked]
     return [
         {"run_id": key, **dict.fromkeys(_OWN), **found[key], "results": results}
         for key, results in recorder.get_many(wanted).items()

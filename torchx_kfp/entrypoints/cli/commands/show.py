@@ -83,7 +83,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     if others:
         raise UnknownRunError(
             f"{located.word!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
-            f"{listed([run_id, *others])}. Give the run id of one."
+            f"{listed(map(located.shown, chosen.keys))}. Name one."
         )
     whole_id = pipeline_run(run_id)
     records = recorder.records([whole_id, run_id])
