@@ -66,19 +66,19 @@ def test_only_ints_that_would_arrive_changed_are_refused(tmp_path: Path) -> None
 
 
 RESULT = "torchx-kfp: train declares the result "
-KINDS: dict[str, type] = {kind.__name__: kind for kind in (float, int, bool, str)}
+OTHER_KINDS: list[tuple[type, str]] = [
+    *((float, '"high"'), (float, "true"), (int, "1.0"), (int, "false"), (bool, "1")),
+    *((str, "1"), (float, "null")),
+]
 FAILURES: dict[str, tuple[dict[str, Any], str | None, list[str]]] = {
-    **{
-        f"{recorded} is no {kind}": (
-            {"results": {"x": KINDS[kind], "good": bool}},
-            f'{{"x": {recorded}, "good": true}}',
-            [f"{RESULT}'x' as {kind} but recorded {json.loads(recorded)!r}"],
-        )
-        for kind, recorded in (
-            *(("float", '"high"'), ("float", "true"), ("int", "1.0"), ("int", "false"), ("bool", "1")),
-            *(("str", "1"), ("float", "null")),
-        )
-    },
+    "other kinds": (
+        {"results": {**{f"x{at}": kind for at, (kind, _) in enumerate(OTHER_KINDS)}, "good": bool}},
+        "{" + "".join(f'"x{at}": {text}, ' for at, (_, text) in enumerate(OTHER_KINDS)) + '"good": true}',
+        [
+            f"{RESULT}'x{at}' as {kind.__name__} but recorded {json.loads(text)!r}"
+            for at, (kind, text) in enumerate(OTHER_KINDS)
+        ],
+    ),
     "nothing recorded": ({"results": {"x": float}}, None, [f"{RESULT}'x' as float but recorded nothing"]),
     "a file that is not there": (
         {"artifacts": {"page": dsl.HTML}},

@@ -1,4 +1,4 @@
-"""Runs whose stages were cached, in the commands that show the records of runs: in a directory, and on S3."""
+"""Runs whose stages were cached, in the commands that show the records of runs."""
 
 import json
 import os
@@ -22,42 +22,37 @@ def two(tracker_base: str, lr: float):
     task_from_app(python("train", RECORD, f"{lr}"), tracker_base=tracker_base, reads=prepared)
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
-def base(request: pytest.FixtureRequest, project: Path) -> str:
-    return "base" if request.param == "local" else str(request.getfixturevalue("s3_base"))
-
-
 @pytest.fixture
-def runs(base: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A run that has worked, a run with a cached stage, and a run in which everything was cached."""
     monkeypatch.chdir(project)
     ids = []
     for lr in (0.5, 0.25, 0.25):
-        result = run(two, {"tracker_base": base, "lr": lr}, watch=Watch())
+        result = run(two, {"tracker_base": "base", "lr": lr}, watch=Watch())
         result.raise_for_failure()
         ids.append(result.run_id)
     return ids
 
 
-def test_they_are_known(base: str, runs: list[str], call: Call) -> None:
+def test_they_are_known(runs: list[str], call: Call) -> None:
     first, second, third = runs
-    done = call("results", "--tracker-base", base, second)
+    done = call("results", "--tracker-base", "base", second)
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"Cached in {second}: prepare, from {first}.\n"
     assert [line.split() for line in done.stdout.splitlines()[3:]] == [
         ["prepare", "(cached)", "1.0"],
         ["train", "0.25"],
     ]
-    whole = results_in(call("results", "--tracker-base", base, third, "--json").stdout)
+    whole = results_in(call("results", "--tracker-base", "base", third, "--json").stdout)
     assert whole == {f"{first}/prepare/prepare_1": {"x": 1.0}, f"{second}/train/train_1": {"x": 0.25}}
     for name in ("latest", third[-6:], third[:-1]):
         assert results_in(call("results", name, "--json").stdout) == whole
     assert results_in(call("results", "latest/train", "--json").stdout) == {f"{second}/train/train_1": {"x": 0.25}}
-    listed = [line.split() for line in call("results", "--tracker-base", base).stdout.splitlines()[2:]]
+    listed = [line.split() for line in call("results", "--tracker-base", "base").stdout.splitlines()[2:]]
     # Runs are listed by their names, which contain the second in which they started.
     assert listed == sorted([[first, "2", "prepare", "train"], [second, "1", "train"]])
 
-    done = call("compare", "--tracker-base", base, first, third)
+    done = call("compare", "--tracker-base", "base", first, third)
     assert done.returncode == 0, done.stderr
     values = [line.split() for line in done.stdout.splitlines() if line.startswith(("prepare", "train"))]
     assert values == [
@@ -68,7 +63,7 @@ def test_they_are_known(base: str, runs: list[str], call: Call) -> None:
     ]
     assert f"Cached in {third}: train, from {second}.\n" in done.stderr
     # Both were given the same results.
-    same = call("compare", "--tracker-base", base, second, third, "--changed")
+    same = call("compare", "--tracker-base", "base", second, third, "--changed")
     assert (same.returncode, same.stderr.splitlines()[-1]) == (0, "The runs do not differ.")
 
     done = call("show", "--lineage", "latest")

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from tests.execution.host.calling import wait_until
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
-from torchx_kfp.entrypoints.scheduler.app_run import StageRoles, lines_of
 from torchx_kfp.entrypoints.scheduler.runopts import configured_options
 from torchx_kfp.errors import (
     AppDefError,
@@ -33,9 +31,7 @@ from torchx_kfp.errors import (
     TorchxKfpError,
     WorkspaceError,
 )
-from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.host import submit
-from torchx_kfp.local import StageStarted
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.versions
@@ -247,17 +243,6 @@ def test_replicas_have_their_own_lines(runner: Runner, host: KfpHost) -> None:
     assert [replica.state for replica in role.replicas] == [specs.ReplicaState.SUCCEEDED] * 2
     assert "I am 0\n" in runner.log_lines(handle, "trainer", 0), "among the launcher's own"
     assert [*runner.log_lines(handle, "trainer", 1)] == ["I am 1\n"]
-
-
-def test_a_line_that_was_overwritten_has_the_name_of_a_replica_once(tmp_path: Path) -> None:
-    """As on a cluster; on this machine, the launcher ends each part."""
-    log, run = tmp_path / "log", RunState()
-    log.write_text("trainer/0 | one\ntrainer/1 | \rtrainer/1 | 50%\rtrainer/1 | 100%\n")
-    run.on_event(StageStarted("train", "pod", 1, log_file=log))
-    seen = SimpleNamespace(run=run, is_running=False)
-    source: Any = SimpleNamespace(follow=lambda closely: [seen], fetch=lambda stages: True)
-    roles = {"train": StageRoles({"trainer": 2}, is_distributed=True)}
-    assert list(lines_of(source, roles, "trainer/1")) == ["\r50%\r100%\n"]
 
 
 def test_an_app_is_followed_listed_and_canceled(runner: Runner, host: KfpHost) -> None:
