@@ -24,7 +24,7 @@ TIERS = {
     "mlflow": ("torchx_kfp/tracking/backends", "pipelines/experiments.py"),
     "browser": ("torchx_kfp/execution/report", "torchx_kfp/entrypoints/cli/commands/ui", "tests/execution/report"),
     "containers": ("torchx_kfp/contract", "torchx_kfp/execution/local/executors", "tests/containers"),
-    "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines", "tests/kubernetes"),
+    "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines.py", "tests/kubernetes"),
     "lowest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),
     "newest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),
     "torch": ("pyproject.toml", "components/ddp", "pipelines/ddp.py"),

@@ -12,7 +12,7 @@ from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import role_to_pod, sanitize_for_serialization
 
 from torchx_kfp.authoring.appdef import parse_node_selector, parse_resources, whole_number
-from torchx_kfp.authoring.engines.engine import ROLE_LABEL, STAGE_LABEL, Engine, Manifest, marker
+from torchx_kfp.authoring.engines import ROLE_LABEL, STAGE_LABEL, Engine, Manifest, marker
 from torchx_kfp.errors import AppDefError
 
 #: The fields of a pod that an overlay can change.

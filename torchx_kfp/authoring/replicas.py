@@ -20,8 +20,7 @@ from torchx_kfp.authoring.appdef import (
 )
 from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, pod_labels, role_application
 from torchx_kfp.authoring.channels import contains_channel, parse, parse_checked
-from torchx_kfp.authoring.engines import ENGINES, Engine
-from torchx_kfp.authoring.engines.engine import marker, restarts_alone
+from torchx_kfp.authoring.engines import ENGINES, Engine, marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
 from torchx_kfp.authoring.options import StageOptions, tracker_env
 from torchx_kfp.authoring.pods import pod_template

@@ -1,0 +1,405 @@
+"""Engines that run the replicas of a distributed stage on the cluster: ``Job``, ``JobSet`` and ``Volcano``.
+
+A stage with several replicas or roles is more than the one pod of a KFP task. With ``engine=``, the stage's pod is a
+launcher (``torchx_kfp.contract.carried.launcher``), which creates one object of the engine, follows it, and deletes
+it::
+
+    from torchx_kfp import engines
+
+    stages.task(dist.ddp(script="train.py", j="4x8"), engine=engines.Job(queue="gpus"))
+
+An engine is pure data: its options, and a function from roles to manifests.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from torchx_kfp.common.text import describe_unknown, did_you_mean
+from torchx_kfp.errors import AppDefError, ChannelError
+
+if TYPE_CHECKING:  # `torchx_kfp.engines` is imported without TorchX
+    from torchx import specs
+
+__all__ = ["ENGINES", "Engine", "Job", "JobSet", "Volcano", "parse_engine"]
+
+#: A JSON object for the launcher's ``fill``.
+Manifest = dict[str, Any]
+Logs = Literal["all", "first", "none"]
+
+_LOGS = ("all", "first", "none")
+#: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
+_INDEX = "batch.kubernetes.io/job-completion-index"
+#: How Jobs treat `min_replicas`.
+_ONE_BY_ONE = "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once"
+#: The events of a replica that the others should not wait for. Volcano calls a deleted pod evicted.
+_LOST = ("PodEvicted", "PodFailed")
+#: The lowest ``ttl``: an object that has vanished before the launcher has seen its success would be made again. The
+#: launcher waits for the API server for 10 minutes.
+SHORTEST_TTL = 900
+#: The labels by which the launcher finds the pods of its object, and their roles.
+STAGE_LABEL = "torchx-kfp/stage"
+ROLE_LABEL = "torchx-kfp/role"
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """The options that all engines have.
+
+    Attributes:
+        queue: the queue that admits the object: a LocalQueue of Kueue (``Job`` and ``JobSet``), or Volcano's queue.
+        priority_class: the PriorityClass of the replicas.
+        service_account: the service account of the replicas. The default is the one with which the stage runs.
+        launcher_image: the image of the launcher. It needs python3 (3.8 or newer); with results or artifacts, also
+            fsspec. The default is the first role's image.
+        logs: the replicas whose output the stage's log has: ``"all"``, the ``"first"``, or ``"none"``.
+        ttl: the seconds for which the object is kept after it has succeeded, at least 900. A failed one is deleted when
+            its logs have been read.
+    """
+
+    NAME: ClassVar[str]
+    #: The requirements of the cluster, for messages.
+    NEEDS: ClassVar[str]
+    #: The API version, kind and resource of the object that the launcher creates.
+    OBJECT: ClassVar[tuple[str, str, str]]
+    #: The API groups and resources of what the object owns.
+    COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = ()
+    #: Where the object tells its state, and the final ones: success and failures.
+    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]]
+    #: The annotation of pods with the index of a replica.
+    INDEX: ClassVar[str]
+    #: The host of replica 0 of the first role, as a format.
+    HOST: ClassVar[str]
+    #: The label of the object that names its queue; None if its spec does.
+    QUEUE: ClassVar[str | None] = "kueue.x-k8s.io/queue-name"
+    #: Whether KFP's stock service account has the rights that the launcher needs.
+    STOCK_RIGHTS: ClassVar[bool] = False
+    #: How the engine treats fields, by the classes of TorchX that have them, where that differs from engine to engine.
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+
+    queue: str | None = None
+    priority_class: str | None = None
+    service_account: str | None = None
+    launcher_image: str | None = None
+    logs: Logs = "all"
+    ttl: int = 24 * 60 * 60
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            # Text of kfp: this module is imported without it.
+            if "{{channel:" in f"{value}":
+                raise ChannelError(
+                    f"{option.name} of {type(self).__name__} is or contains a pipeline channel. It must be known "
+                    "when the pipeline is compiled: give a constant."
+                )
+        if self.logs not in _LOGS:
+            raise self._error(f"logs={self.logs!r}. Give {', '.join(map(repr, _LOGS))}")
+        if self.ttl < SHORTEST_TTL:
+            raise self._error(f"ttl={self.ttl!r}. Give seconds, {SHORTEST_TTL} or more")
+
+    def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
+        """Return the part of the launcher's ``LauncherSpec`` that is the engine's: the object, and how to follow it.
+
+        Args:
+            roles: the roles by their names in Kubernetes: DNS labels, with which replicas are called in logs.
+            pods: the template of each role's pods.
+
+        Raises:
+            AppDefError: the engine cannot run these roles.
+        """
+        success, restarts = self._success(roles), restarts_together(self, roles)
+        spec, more = self._spec(roles, pods, success, restarts)
+        (version, kind, resource), (path, succeeded, failed) = self.OBJECT, self.STATE
+        own = metadata({self.QUEUE: self.queue} if self.QUEUE else {})
+        return {
+            "api": f"apis/{version}",
+            "plural": resource,
+            "object": {"apiVersion": version, "kind": kind, "metadata": own, "spec": spec},
+            "state": path,
+            "succeeded": [succeeded],
+            "failed": failed,
+            "index": self.INDEX,
+            "host": self.HOST % {"name": "%(name)s", "role": next(iter(roles))},
+            "restarts": restarts,
+            "success": success,
+            **more,
+        }
+
+    @abstractmethod
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+    ) -> tuple[Manifest, Mapping[str, Any]]:
+        """Return the spec of the object, and what else differs in the ``LauncherSpec``.
+
+        ``success`` are the names of the roles whose success is the stage's, ``restarts`` is how often all replicas
+        start again.
+        """
+
+    def _success(self, roles: Mapping[str, specs.Role]) -> list[str]:
+        known = {role.name: name for name, role in roles.items()}
+        names = getattr(self, "succeeds_with", ())
+        given = dict.fromkeys([names] if isinstance(names, str) else names)
+        for name in given:
+            if name not in known:
+                owner = f"{type(self).__name__} has succeeds_with={names!r}, but the AppDef"
+                raise AppDefError(describe_unknown(owner, "role", name, known))
+        return [known[name] for name in given or known]
+
+    def _error(self, what: str) -> AppDefError:
+        return AppDefError(f"{type(self).__name__} has {what}.")
+
+
+def marker(name: str) -> Manifest:
+    """Return an object that the launcher replaces with a value: see ``fill`` in ``carried.replica_roles``."""
+    return {"@": name}
+
+
+def restarts_alone(role: specs.Role) -> int:
+    """Return how often the engine starts single failed replicas of the role again."""
+    return int(role.max_retries) if role.retry_policy == "REPLICA" else 0
+
+
+def restarts_together(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
+    """Return how often the engine starts all replicas of all roles again."""
+    counts = {role.name: int(role.max_retries) - restarts_alone(role) for role in roles.values()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
+        raise AppDefError(
+            f"The roles differ in how often all of them start again ({told}), "
+            f"but {type(engine).__name__} counts that once. Give all roles the same max_retries and retry_policy."
+        )
+    return next(iter(counts.values()))
+
+
+def metadata(labels: Mapping[str, str | None]) -> Manifest:
+    """Return the metadata of the engine's object, with those labels that have a value."""
+    own = {"app.kubernetes.io/managed-by": "torchx-kfp", STAGE_LABEL: marker("name")}
+    given = {key: value for key, value in labels.items() if value}
+    return {"name": marker("name"), "labels": {**own, **given}, "annotations": {}}
+
+
+def indexed_job(role: specs.Role, position: int, template: Manifest) -> Manifest:
+    """Return the spec of a Job whose pods are the role's replicas.
+
+    A replica is replaced when it has ended: two pods at the same time would have its name.
+    """
+    return {
+        "podReplacementPolicy": "Failed",
+        "completionMode": "Indexed",
+        "completions": marker(f"{position}.replicas"),
+        "parallelism": marker(f"{position}.replicas"),
+        "backoffLimit": restarts_alone(role),
+        "template": template,
+    }
+
+
+@dataclass(frozen=True)
+class Job(Engine):
+    """An Indexed Job of Kubernetes. It runs one role; ``queue`` is a LocalQueue of Kueue.
+
+    Replicas are scheduled one by one, unless Kueue admits them together. If a replica fails, the Job fails; with
+    ``RetryPolicy.REPLICA``, it starts up to ``max_retries`` failed replicas again. With ``RetryPolicy.APPLICATION``,
+    the stage creates another Job when one has failed.
+    """
+
+    NAME: ClassVar[str] = "job"
+    NEEDS: ClassVar[str] = "Kubernetes 1.24 or newer"
+    OBJECT: ClassVar[tuple[str, str, str]] = ("batch/v1", "Job", "jobs")
+    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (["status", "conditions"], "Complete", ["Failed"])
+    INDEX: ClassVar[str] = _INDEX
+    HOST: ClassVar[str] = "%(name)s-0.%(name)s"
+    COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = (("", "services"),)
+    STOCK_RIGHTS: ClassVar[bool] = True
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "AppDef": {"roles": "rejected unless it is one: the pods of a Job are of one kind"},
+        "Role": {
+            "min_replicas": _ONE_BY_ONE,
+            "max_retries": "mapped: the stage makes the Job again; with REPLICA, the Job's backoffLimit",
+        },
+    }
+
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+    ) -> tuple[Manifest, Mapping[str, Any]]:
+        if len(roles) > 1:
+            names = ", ".join(repr(role.name) for role in roles.values())
+            raise AppDefError(
+                f"engine='job' runs one role, but the AppDef has {len(roles)} ({names}). Use engine='jobset' or "
+                "engine='volcano', which run several."
+            )
+        (role,), (pod,) = roles.values(), pods
+        template = {**pod, "spec": {**pod["spec"], "subdomain": marker("name")}}
+        service = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata({}),
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": {STAGE_LABEL: marker("name")},
+            },
+        }
+        spec = {**indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl}
+        # Kubernetes does not start all of a Job again: the launcher does.
+        return spec, {"companions": [("api/v1", "services", service)], "restarts": 0, "retries": restarts or None}
+
+
+@dataclass(frozen=True)
+class JobSet(Engine):
+    """A JobSet, with one Indexed Job for each role. ``queue`` is a LocalQueue of Kueue.
+
+    Attributes:
+        succeeds_with: the roles whose success is the stage's: the others, such as a parameter server that never ends,
+            are ended then. The default is all.
+
+    With ``RetryPolicy.APPLICATION``, a failed replica makes the JobSet start all of them again, up to ``max_retries``
+    times (``failurePolicy.maxRestarts``). With ``RetryPolicy.REPLICA``, only the failed one is started again.
+    """
+
+    NAME: ClassVar[str] = "jobset"
+    NEEDS: ClassVar[str] = "the JobSet controller (Kubeflow Trainer brings it)"
+    OBJECT: ClassVar[tuple[str, str, str]] = ("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
+    #: JobSets of all versions have these; `terminalState` came later.
+    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (["status", "conditions"], "Completed", ["Failed"])
+    INDEX: ClassVar[str] = _INDEX
+    HOST: ClassVar[str] = "%(name)s-%(role)s-0-0.%(name)s"
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "Role": {
+            "min_replicas": _ONE_BY_ONE,
+            "max_retries": "mapped: failurePolicy.maxRestarts; with REPLICA, the Jobs' backoffLimit",
+        },
+    }
+
+    succeeds_with: Sequence[str] = ()
+
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+    ) -> tuple[Manifest, Mapping[str, Any]]:
+        jobs = [
+            {"name": name, "replicas": 1, "template": {"spec": indexed_job(role, position, pods[position])}}
+            for position, (name, role) in enumerate(roles.items())
+        ]
+        spec: Manifest = {
+            "network": {"enableDNSHostnames": True, "subdomain": marker("name"), "publishNotReadyAddresses": True},
+            "replicatedJobs": jobs,
+            "ttlSecondsAfterFinished": self.ttl,
+        }
+        if restarts:
+            # All pods are gone before others have their names.
+            spec["failurePolicy"] = {"maxRestarts": restarts, "restartStrategy": "BlockingRecreate"}
+        if len(success) < len(roles):
+            spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": success}
+        return spec, {}
+
+
+@dataclass(frozen=True)
+class Volcano(Engine):
+    """A Job of Volcano, with one task for each role. ``queue`` is a queue of Volcano.
+
+    Attributes:
+        min_available: the number of replicas with which the stage may start. The default is that of all roles
+            (``min_replicas`` where a role has it, else all).
+        succeeds_with: the role whose success is the stage's: the others, such as a parameter server that never ends,
+            are ended then. The default is all.
+
+    With ``RetryPolicy.APPLICATION``, a failed replica makes Volcano start all of them again, up to ``max_retries``
+    times. ``RetryPolicy.REPLICA`` is rejected, because Volcano does not count restarts of single replicas.
+    """
+
+    NAME: ClassVar[str] = "volcano"
+    NEEDS: ClassVar[str] = "Volcano"
+    OBJECT: ClassVar[tuple[str, str, str]] = ("batch.volcano.sh/v1alpha1", "Job", "jobs")
+    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (
+        ["status", "state", "phase"],
+        "Completed",
+        ["Failed", "Aborted", "Terminated"],
+    )
+    INDEX: ClassVar[str] = "volcano.sh/task-index"
+    HOST: ClassVar[str] = "%(name)s-%(role)s-0.%(name)s"
+    QUEUE: ClassVar[str | None] = None
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "Role": {
+            "min_replicas": "mapped: minAvailable",
+            "max_retries": "mapped: maxRetry",
+            "retry_policy": "rejected if it is REPLICA and there are retries: Volcano does not count those of single "
+            "replicas. Every other policy starts all replicas again",
+        },
+    }
+
+    min_available: int | None = None
+    succeeds_with: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = self.min_available
+        if least is not None and least < 1:
+            raise self._error(f"min_available={least!r}. Give a number of replicas, 1 or more")
+
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+    ) -> tuple[Manifest, Mapping[str, Any]]:
+        ends_with = success if len(success) < len(roles) else []
+        if len(ends_with) > 1:
+            raise AppDefError(
+                f"Volcano has succeeds_with={list(self.succeeds_with)!r}, but a Job of Volcano ends with one of its "
+                "tasks. Name one role, or use engine=JobSet(...)."
+            )
+        for role in roles.values():
+            if restarts_alone(role):
+                raise AppDefError(
+                    f"role {role.name!r} has max_retries={role.max_retries} with RetryPolicy.REPLICA, but Volcano does "
+                    "not count restarts of single replicas. Use RetryPolicy.APPLICATION, or engine='jobset'."
+                )
+        most = sum(role.num_replicas for role in roles.values())
+        if self.min_available is not None and self.min_available > most:
+            raise self._error(f"min_available={self.min_available}, but the AppDef has {most} replicas")
+        # The priority class is the Job's: Volcano gives it to the pods.
+        tasks: list[Manifest] = [
+            {
+                "name": name,
+                "replicas": marker(f"{position}.replicas"),
+                "minAvailable": marker(f"{position}.fewest"),
+                "template": pod,
+                **({"policies": [{"event": "TaskCompleted", "action": "CompleteJob"}]} if name in ends_with else {}),
+            }
+            for position, (name, pod) in enumerate(zip(roles, pods, strict=True))
+        ]
+        spec: Manifest = {
+            "schedulerName": "volcano",
+            "minAvailable": marker("fewest"),
+            # A job fails when its count of restarts reaches this number (volcano-sh/volcano, job/state/restarting.go).
+            "maxRetry": restarts + 1,
+            "plugins": {"svc": ["--publish-not-ready-addresses"], "env": []},
+            "policies": [{"event": event, "action": "RestartJob" if restarts else "AbortJob"} for event in _LOST],
+            "tasks": tasks,
+            "ttlSecondsAfterFinished": self.ttl,
+        }
+        if self.queue:
+            spec["queue"] = self.queue
+        if self.priority_class:
+            spec["priorityClassName"] = self.priority_class
+        return spec, {"available": self.min_available}
+
+
+#: The engines by name. A name stands for the engine with its default options.
+ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet, Volcano)}
+
+
+def parse_engine(engine: object) -> Engine | None:
+    """Return the engine that the option ``engine`` names; None if there is none.
+
+    Raises:
+        AppDefError: it is neither an engine nor the name of one.
+    """
+    if engine is None or isinstance(engine, Engine):
+        return engine
+    if isinstance(engine, str) and engine in ENGINES:
+        return ENGINES[engine]()
+    raise AppDefError(
+        f"engine is {engine!r}.{did_you_mean(engine, ENGINES)} Give {', '.join(map(repr, ENGINES))}, or one of "
+        "torchx_kfp.engines with options, such as Job(queue='gpus')."
+    )
