@@ -41,7 +41,7 @@ def filled_in(plan: StagePlan, folder: str) -> list[str]:
 
     def value(found: re.Match[str]) -> str:
         if found[1] == "inputs":
-            return str(plan.inputs[found[2]].argument)
+            return str(plan.parameters[found[2]].argument)
         return f"{folder}/{found[2]}"
 
     placeholder = re.compile(r"\{\{\$\.(inputs|outputs)\.\w+\['([\w.-]+)'\][\w.]*\}\}")

@@ -1,7 +1,6 @@
 """Turn an AppDef into a stage plan (pure data), and the plan into a KFP component or task.
 
-The public functions are in ``stages``. On its way from an AppDef to the compiled file, a stage has
-five forms:
+The public functions are in ``stages``. On its way from an AppDef to the compiled file, a stage has five forms:
 
 ``StageOptions``   its options (``options``), of which ``Stages`` has those that stages share. ``reads`` and ``outputs``
                    parse two that have rules of their own
@@ -10,8 +9,8 @@ five forms:
 ``Application``    what a pod runs and what it is like (``application``): a role's application, or the launcher that
                    starts the replicas of a stage with an engine (``replicas``, ``pods``, ``engines``). ``appdef`` has
                    the fields of AppDefs
-the command        text for KFP: ``rendering`` encodes words, turns references into placeholders and plans the inputs
-                   for them, and ``contract.command`` makes the command
+the command        text for KFP: a ``Renderer`` (``rendering``) escapes words, turns references into placeholders and
+                   plans the component's parameters for them, and ``contract.command`` makes the command
 ``StagePlan``      everything about the stage (``plan``), from which ``emit`` makes the KFP component and task
 
 ``functions`` calls TorchX component functions to see which AppDef they build from their inputs, ``python`` makes an

@@ -58,7 +58,7 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
 
 def make_task(plan: StagePlan) -> dsl.PipelineTask:
     """Make a task from the stage, in the pipeline that is being defined."""
-    return StageComponent(plan)(**{name: planned.argument for name, planned in plan.inputs.items()})
+    return StageComponent(plan)(**{name: planned.argument for name, planned in plan.parameters.items()})
 
 
 def component_yaml(component: StageComponent) -> str:
@@ -84,7 +84,7 @@ def _component_spec(plan: StagePlan, name: str) -> Any:
             optional=key in defaults,
             description=described.get(key),
         )
-        for key, planned in plan.inputs.items()
+        for key, planned in plan.parameters.items()
     }
     passed_on: dict[str, Any] = {}
     if plan.pod.task_config is not None and hasattr(dsl, "TaskConfig"):  # kfp 2.14 has none
@@ -130,7 +130,7 @@ def _pipeline_of(plan: StagePlan) -> Any:
             annotation=PYTHON_TYPES[planned.type],
             default=planned.default,
         )
-        for key, planned in plan.inputs.items()
+        for key, planned in plan.parameters.items()
         if key not in fixed
     ]
     body.__name__, body.__doc__ = plan.component, plan.description
@@ -141,12 +141,14 @@ def _pipeline_of(plan: StagePlan) -> Any:
 
 def _fixed(plan: StagePlan) -> dict[str, str]:
     """Return the inputs that every task of the component passes itself: the stage's name and values, or an image."""
-    return {key: planned.argument for key, planned in plan.inputs.items() if isinstance(planned.argument, str)}
+    return {key: planned.argument for key, planned in plan.parameters.items() if isinstance(planned.argument, str)}
 
 
 def _defaults(plan: StagePlan) -> dict[str, Any]:
     return {
-        key: planned.default for key, planned in plan.inputs.items() if planned.default is not inspect.Parameter.empty
+        key: planned.default
+        for key, planned in plan.parameters.items()
+        if planned.default is not inspect.Parameter.empty
     }
 
 

@@ -126,13 +126,13 @@ def call_function(
         is_several = call.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
         if is_several and not isinstance(value, list | tuple):
             raise AppDefError(f"{name}={value!r} is for *{name} of the function {call.name!r}: give a list.")
-    inputs = dict(call.inputs())
-    app = call.build({name: Placeholder(reference) for name, reference in inputs.items()})
+    references = dict(call.references())
+    app = call.build({name: Placeholder(reference) for name, reference in references.items()})
     if not isinstance(app, specs.AppDef):
         raise AppDefError(f"{call.title} returned {app!r}, but a TorchX component returns an AppDef.")
     app = _plain(app)
-    call.check_samples(app, inputs)
-    return app, list(inputs.values())
+    call.check_samples(app, references)
+    return app, list(references.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ class _Call:
     def title(self) -> str:
         return f"The function {self.name!r}"
 
-    def inputs(self) -> Iterator[tuple[str, Reference]]:
+    def references(self) -> Iterator[tuple[str, Reference]]:
         """Yield the parameters that become inputs."""
         for name, (declared, type_) in typed_parameters(self.fn, by_name=False).items():
             if name in self.constants or declared.default is None:
@@ -193,9 +193,9 @@ class _Call:
         bound.arguments.update(copy.deepcopy(bound.arguments))
         return self.fn(*bound.args, **bound.kwargs)
 
-    def check_samples(self, app: specs.AppDef, inputs: Mapping[str, Reference]) -> None:
+    def check_samples(self, app: specs.AppDef, references: Mapping[str, Reference]) -> None:
         """Refuse inputs for which the function uses more than the text, judging by two values."""
-        placeholders = {name: Placeholder(reference) for name, reference in inputs.items()}
+        placeholders = {name: Placeholder(reference) for name, reference in references.items()}
         if _content(self.build(placeholders)) != _content(app):
             raise AppDefError(
                 f"{self.title} builds a different AppDef each time it is called, even from the same arguments (a time, "
@@ -203,7 +203,7 @@ class _Call:
                 f"as constants, component_from_function({self.name}, NAME=...)."
             )
         wrong: dict[str, str] = {}
-        for name, reference in inputs.items():
+        for name, reference in references.items():
             for value in _SAMPLES[reference.type]:
                 try:
                     is_same = _content(self._run({**placeholders, name: value})) == _content(app, {name: str(value)})

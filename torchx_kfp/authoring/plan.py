@@ -15,9 +15,9 @@ from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import PROTOCOL_VARIABLES, Secrets, StageOptions, check_variables
 from torchx_kfp.authoring.outputs import parse_outputs, parse_ui_metadata
-from torchx_kfp.authoring.reads import TrackerBase, is_list, parse_reads, parse_tracker_base
+from torchx_kfp.authoring.reads import Readable, TrackerBase, is_list, parse_reads, parse_tracker_base
 from torchx_kfp.authoring.references import Reference, Text
-from torchx_kfp.authoring.rendering import Inputs, digest, encode
+from torchx_kfp.authoring.rendering import Renderer, digest
 from torchx_kfp.authoring.replicas import launcher
 from torchx_kfp.contract import command
 from torchx_kfp.contract.command import UI_METADATA, Outputs
@@ -31,9 +31,9 @@ class StagePlan:
     """The facts about a stage from which its KFP component and task are made.
 
     ``name`` is the stage's name as it was given, ``component`` its name in KFP. ``image`` and ``command`` are text for
-    KFP. ``tracker_base`` is the option; for a component, a reference to its input. ``outputs`` maps names to the Python
-    types of parameters, or to classes of artifacts. ``pod`` says what the pod is like, and ``secrets`` maps secrets to
-    their keys and variables.
+    KFP. ``tracker_base`` is the option; for a component, a reference to its parameter. ``parameters`` are KFP's inputs,
+    ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``pod`` says what the pod is
+    like, and ``secrets`` maps secrets to their keys and variables.
     """
 
     name: str
@@ -42,7 +42,7 @@ class StagePlan:
     image: str
     tracker_base: TrackerBase | None
     command: tuple[str, ...]
-    inputs: Mapping[str, Reference]
+    parameters: Mapping[str, Reference]
     outputs: Mapping[str, type]
     pod: Application
     secrets: Secrets
@@ -61,7 +61,7 @@ def plan_stage(
     Args:
         app: an AppDef. Without an engine, it has one role and one replica.
         options: the options of the stage.
-        parameters: inputs of the component, even unused ones.
+        parameters: parameters of the component, even unused ones.
         description: the component's description. The default names the AppDef.
     """
     options = options or StageOptions()
@@ -84,16 +84,17 @@ def plan_stage(
     return _plan(options, name, description, application, variables, parameters)
 
 
-def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
+def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str) -> StagePlan:
     """Plan a stage that publishes the records of another stage, and runs no application.
 
     Args:
-        options: the options of the stage, which reads the other stage.
-        name: the stage's name, unless the options have one.
+        options: the options of the publishing stage.
+        stage: the other stage.
+        name: the publishing stage's name, unless the options have one.
         image: an image with python3 and fsspec.
     """
-    (source,) = parse_reads(options.reads).values()
-    if is_list(source):
+    (run,) = parse_reads({STAGE: stage}).values()
+    if isinstance(run, tuple) or is_list(run):
         raise ReadsError("publish_results publishes one stage and got several. Publish each inside its loop.")
     if not parse_tracker_base(options.tracker_base):
         raise ReadsError(
@@ -107,7 +108,7 @@ def plan_publisher(options: StageOptions, name: str, image: str) -> StagePlan:
         )
     application = Application(image=parse_checked(image, "image"))
     description = "Results of another stage as outputs of KFP"
-    return _plan(options, _stage_name(options, name), description, application, (), ())
+    return _plan(options, _stage_name(options, name), description, application, run=run)
 
 
 def _stage_name(options: StageOptions, default: str) -> str:
@@ -121,18 +122,21 @@ def _plan(
     name: str,
     description: str,
     application: Application,
-    variables: Sequence[Text],
-    parameters: Sequence[Reference],
+    variables: Sequence[Text] = (),
+    parameters: Sequence[Reference] = (),
+    run: Reference | str | None = None,
 ) -> StagePlan:
     """Plan a stage in three steps, each of which needs all of the one before.
 
-    1. The outputs get their names. Inputs get those that are left.
-    2. Each text is rendered. That adds the inputs to which it refers.
-    3. The command is made, whose digest and values depend on all inputs and outputs.
+    1. The outputs get their names. Parameters get those that are left.
+    2. Each text is rendered. That adds the parameters to which it refers.
+    3. The command is made, whose digest and values depend on all parameters and outputs.
+
+    ``run`` is the run whose records the stage publishes instead of its own, which it then does not have.
     """
     tracked = options.tracker_base is not None
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
-    # Only kfp 2.15 and newer give a launcher this input, but with older versions the others get the same names.
+    # Only kfp 2.15 and newer give a launcher this parameter, but with older versions the others get the same names.
     taken = [RUN_ID, *([] if application.task_config is None else [TASK_CONFIG])]
     published = None
     if options.publishing:
@@ -146,20 +150,19 @@ def _plan(
     if ui_metadata is not None:
         outputs[UI_METADATA] = dsl.Artifact
 
-    inputs = Inputs(parameters, [*taken, *outputs])
+    renderer = Renderer(parameters, [*taken, *outputs])
     sources = parse_reads(options.reads)
-    parents = inputs.render_reads(sources, by_alias=isinstance(options.reads, Mapping))
-    base = inputs.render(parse_tracker_base(options.tracker_base))
+    parents = renderer.render_reads(sources, by_alias=isinstance(options.reads, Mapping))
+    run_id = "" if run is None else renderer.render_run_id(run, STAGE)
+    base = renderer.render(parse_tracker_base(options.tracker_base))
     publisher = command.carried_program("publisher", inline=options.inline)
-    starter = [*(published.words(publisher) if published else ()), *map(inputs.render, application.starter)]
-    words, mask, moved = encode(variables, starter, application.words, inputs, move=tracked)
-    image = inputs.render_image(application.image)
+    starter = [*(published.words(publisher) if published else ()), *map(renderer.render, application.starter)]
+    words, mask, moved = renderer.render_words(variables, starter, application.words, move=tracked)
+    image = renderer.render_image(application.image)
 
-    # A publisher takes the run id that it reads for its own.
-    run_id = "" if application.words else parents.pop()[1:-1]
     values = ""
-    if tracked and not run_id:
-        values = inputs.add_text(STAGE, stage_value(stage_name(name), sources, moved))
+    if tracked and run is None:
+        values = renderer.add_text(STAGE, stage_value(stage_name(name), sources, moved))
     return StagePlan(
         name=name,
         component=component_name(name),
@@ -167,7 +170,7 @@ def _plan(
         image=image,
         tracker_base=options.tracker_base,
         command=command.encode(
-            digest(inputs.planned, outputs),
+            digest(renderer.parameters, outputs),
             words,
             mask,
             needs_python=_needs_python(application, published),
@@ -178,7 +181,7 @@ def _plan(
             parents=parents,
             ui_metadata=ui_metadata,
         ),
-        inputs=inputs.planned,
+        parameters=renderer.parameters,
         outputs=outputs,
         pod=application,
         secrets=options.secrets or {},

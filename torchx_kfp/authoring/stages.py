@@ -188,8 +188,8 @@ class Stages(StageOptions):
         if given["tracker_base"] is None and known is not None:
             given["tracker_base"] = known.tracker_base
         declared = {} if results is None else results
-        stage = StageOptions(reads={"stage": task}, results=declared, artifacts=artifacts, name=name, **given)
-        return emit.make_task(plan_publisher(stage, f"publish-{known.stage}" if known else "publish", image))
+        stage = StageOptions(results=declared, artifacts=artifacts, name=name, **given)
+        return emit.make_task(plan_publisher(stage, task, f"publish-{known.stage}" if known else "publish", image))
 
     def component(
         self,
@@ -284,7 +284,7 @@ class Stages(StageOptions):
         plan = plan_stage(app, stage, parameters=parameters, description=description)
         of_engine = [] if plan.pod.task_config is None else [TASK_CONFIG]
         _check_inputs(names, aliases, [*([TRACKER_BASE] if tracked else []), *plan.outputs, *of_engine])
-        for key, planned in plan.inputs.items():
+        for key, planned in plan.parameters.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
                 holders = [name for name in ("trackers", "replicas") if contains_channel(getattr(stage, name))]
                 raise ChannelError(

@@ -25,7 +25,7 @@ READS = "reads"
 STAGE = "stage"
 #: The name of the input through which KFP 2.15 and newer pass the task's settings to a distributed stage.
 TASK_CONFIG = "task_config"
-#: Begins the name of an input that KFP passes into a group of tasks with another one, its carrier.
+#: Begins the name of an input that KFP passes into a group of tasks with another one, the loop's item.
 INNER = "inner_"
 #: The suffixes of inputs' names, by type in the IR.
 SUFFIXES = {
