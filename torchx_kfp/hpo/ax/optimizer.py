@@ -32,47 +32,30 @@ def ask(
         state: what the call for the round before has returned; None at first.
         number: the number of trials. Ax may have fewer: the whole space has been tried, for example.
     """
-    if state is None:
-        state = {"numbers": [], "told": 0}
-        client = _new_client(definition, number)
-    else:
-        client = Client._from_json_snapshot(state["client"])
-    numbers = _tell(client, definition, told, state["told"], state["numbers"])
+    client = _new_client(definition, number) if state is None else Client._from_json_snapshot(state)
+    _tell(client, definition, told)
     # A loaded client has no seed. With the same one in each round, trials that differ only by chance would be the same.
     client._random_seed = _seed(definition, len(told))
     asked = _next_trials(client, min(number, _count_untried(definition, told)))
     spaces = definition["parameters"]
-    trials = [{name: _value(space, its.get(name)) for name, space in spaces.items()} for its in asked.values()]
-    return trials, {"client": client._to_json_snapshot(), "numbers": [*numbers, *asked], "told": len(told)}
+    trials = [{name: _value(space, its.get(name)) for name, space in spaces.items()} for its in asked]
+    return trials, client._to_json_snapshot()
 
 
-def _tell(
-    client: Client,
-    definition: Mapping[str, Any],
-    told: Sequence[Mapping[str, Any]],
-    before: int,
-    numbers: Sequence[int],
-) -> list[int]:
-    """Tell Ax how trials have ended, and return its number of each trial.
-
-    Args:
-        client: Ax's client.
-        definition: the search's.
-        told: all trials.
-        before: the number of trials that the client knows.
-        numbers: Ax's numbers of the trials for which it was asked.
-    """
-    numbers = list(numbers)
-    for place, trial in enumerate(told[before:], before):
-        if place == len(numbers):  # Ax had none for that round, and the search drew one
+def _tell(client: Client, definition: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> None:
+    """Tell Ax how those trials have ended that it takes for running. Its numbers are their places in the search."""
+    known = client._experiment.trials
+    for number, trial in enumerate(told):
+        if number not in known:  # Ax had none for that round, and the search drew one
             free = {name: type_of(space) for name, space in definition["parameters"].items() if not _is_fixed(space)}
-            numbers.append(client.attach_trial({name: kind(trial["parameters"][name]) for name, kind in free.items()}))
+            client.attach_trial({name: kind(trial["parameters"][name]) for name, kind in free.items()})
+        elif not known[number].status.is_running:
+            continue
         if trial["failed"]:
-            client.mark_trial_failed(numbers[place])
+            client.mark_trial_failed(number)
         else:
             results = [trial["results"][name] for name in definition["objectives"]]
-            client.complete_trial(numbers[place], {_metric(goal): value for goal, value in enumerate(results)})
-    return numbers
+            client.complete_trial(number, {_metric(goal): value for goal, value in enumerate(results)})
 
 
 def _seed(definition: Mapping[str, Any], offset: int = 0) -> int | None:
@@ -109,9 +92,9 @@ def _count_untried(definition: Mapping[str, Any], told: Sequence[Mapping[str, An
     return size - len({tuple(trial["parameters"].items()) for trial in told})
 
 
-def _next_trials(client: Client, number: int) -> dict[int, dict[str, Any]]:
+def _next_trials(client: Client, number: int) -> list[dict[str, Any]]:
     """Ask for trials until there are enough: Ax returns only those of one of its methods at a time."""
-    asked: dict[int, dict[str, Any]] = {}
+    asked: list[dict[str, Any]] = []
     while len(asked) < number:
         try:
             found = client.get_next_trials(number - len(asked))
@@ -119,7 +102,7 @@ def _next_trials(client: Client, number: int) -> dict[int, dict[str, Any]]:
             break
         if not found:
             break
-        asked.update(found)
+        asked += found.values()
     return asked
 
 
