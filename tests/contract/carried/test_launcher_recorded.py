@@ -25,8 +25,13 @@ from torchx_kfp import engines
 # Recordings
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("python", ["this", pytest.param("oldest", marks=needs_oldest)])
+@pytest.mark.parametrize(
+    ("name", "python"),
+    [
+        *((name, "this") for name in NAMES),
+        *(pytest.param(name, "oldest", marks=needs_oldest) for name in NAMES if name.startswith("jobset.")),
+    ],
+)
 def test_the_launcher_does_what_was_recorded(name: str, python: str, tmp_path: Path) -> None:
     recording = read(name)
     expected = [one.request for one in recording.exchanges if not one.is_log]
