@@ -207,8 +207,9 @@ class RunResult:
         """Return the stages as a pandas DataFrame with a row for each one, whose index is its name.
 
         The columns are ``stage``, the name without indices; ``iteration``, the index in the loop, or a tuple of them in
-        loops inside of loops; ``state``; ``seconds``; a column for each input, such as ``input.rate``; and one for each
-        result, or what else ``StageResult.measures`` has, unless it has the name of another. Missing values are NaN.
+        loops inside of loops; ``state``; ``seconds``; a column for each input of the compiled stage, such as
+        ``input.rate_float`` for a parameter ``rate`` that is a number; and one for each result, or what else
+        ``StageResult.measures`` has, unless it has the name of another. Missing values are NaN.
 
         Raises:
             MissingExtraError: pandas is not installed.
