@@ -225,7 +225,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     assert (run.artifacts(), keys(tmp_path / "results")) == ({}, [])
 
 
-@pytest.mark.parametrize("change", ["content", "new", "gone", "all gone"])
+@pytest.mark.parametrize("change", ["content", "new", "gone", "all gone", "a single file"])
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -235,7 +235,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
 
     def changing(path: str) -> Any:
         found = read(path)
-        if change == "content":
+        if change in ("content", "a single file"):
             (folder / "a").write_text("new")
         elif change == "new":
             (folder / "c").write_text("")
@@ -245,8 +245,11 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(artifacts, "_hash", changing)
     run = stage(tmp_path / "results")
-    with pytest.raises(ResultRefusedError, match=says("changed", "folder")):
-        run.add_artifact("model", folder / "a" if change == "all gone" else folder, store=True)
+    given = folder / "a" if change in ("all gone", "a single file") else folder
+    with pytest.raises(
+        ResultRefusedError, match=says("/folder/c'" if change == "new" else "/folder/a'", "changed", "of its own")
+    ):
+        run.add_artifact("model", given, store=True)
     assert (run.artifacts(), keys(tmp_path / "results")) == ({}, [])
 
 

@@ -477,13 +477,14 @@ def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
     """
     try:
         after = _list_local(top)
-        different = [os.path.join(top, name) for name in {**before, **after} if before.get(name) != after.get(name)]
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        different = [os.path.join(top, name) if name else top for name in names]
     except FileNotFoundError as error:
         different = [error.filename]
     if different:
         raise ResultRefusedError(
             f"{shown(different[0])} changed while it was stored, so nothing was registered. Store it when it is "
-            "complete."
+            "complete; if several stages write it here at once, let each write a file of its own."
         )
 
 
