@@ -58,8 +58,11 @@ def run_stage(text: str, name: str = "run", /, *, tmp: Path, **inputs: str) -> A
     return tracked_container(text, name, tmp, **inputs).run(cwd=tmp)
 
 
+#: The shells of this machine, of which ``sh`` may be another name for ``dash``.
 SHELLS = [
-    shell for shell in (["sh"], ["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(shell[0])
+    shell
+    for shell in (["sh"], ["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
+    if shutil.which(shell[0]) and not (shell == ["dash"] and Path("/bin/sh").samefile(shutil.which("dash") or ""))
 ]
 
 
