@@ -7,8 +7,8 @@ A tracked stage's command is::
         [env NAME=VALUE...] [PUBLISHER...] [WORKSPACE...] [RETRIES...] WORDS...
 
 ``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
-whose value is known only at run time. The script makes the run id (METRICS is the path of an artifact),
-writes it to KFP's output, checks the run ids in each PARENT (a blank, and JSON), and ends with ``exec WORDS``, so that
+whose value is known only at run time. The script makes the run id (METRICS is the path of an artifact), writes it to
+KFP's output, checks the run ids in each PARENT (``scripts.parent_words``), and ends with ``exec WORDS``, so that
 signals reach the application and the exit code is the application's. WORDS are the application's entrypoint and
 arguments. An ``env`` before them sets the role's variables, because KFP's cache key covers the command but not the
 container's environment. It also sets the variables of further trackers, which replace those of the script.
@@ -60,12 +60,13 @@ from torchx_kfp.contract.scripts import (
     MAKES_RUN_ID,
     SHOWS,
     find_script,
+    parent_words,
+    parents_in,
     retries_in,
     script_words,
     workspace_in,
 )
 from torchx_kfp.contract.specification import LauncherSpec, ReplicaRole
-from torchx_kfp.errors import ProtocolError
 
 #: The artifact that tells KFP's UI what to show. Its name comes from KFP v1.
 UI_METADATA = "mlpipeline_ui_metadata"
@@ -146,7 +147,7 @@ def encode(
         given += [output_placeholder(RUN_ID), values]
         if parents:
             parts += HAS_PARENTS
-            given += [*map(" {}".format, parents), ""]
+            given += parent_words(parents)
     if ui_metadata is not None:
         parts += SHOWS
         given += [artifact_placeholder(UI_METADATA), ui_metadata]
@@ -256,7 +257,7 @@ def _decode_own(words: list[str], parts: str, at: int) -> DecodedCommand:
     if HAS_PARENTS in parts:
         end = words.index("", at)
         aliases, values = values[: end - at], values[end - at :]
-        facts["reads"] = _parents(aliases, words[at:end])
+        facts["reads"] = parents_in(aliases, words[at:end])
         at = end + 1
     if SHOWS in parts:
         at += 2
@@ -306,15 +307,6 @@ def _outputs(words: Sequence[str]) -> Outputs | None:
                 tuple(spec["may_fail"]) if "may_fail" in spec else None,
             )
     return None
-
-
-def _parents(aliases: Sequence[str], words: Sequence[str]) -> Mapping[str, protocol.RunIds]:
-    """Return the run ids that a stage reads; placeholders for lists stay as text."""
-    texts = (word if word[:2] in (' "', " [") else json.dumps(word[1:]) for word in words)
-    members = (f'"{alias}":{text}' for alias, text in zip(aliases, texts, strict=False))
-    with contextlib.suppress(ProtocolError):
-        return protocol.decode_parents(f"{{{','.join(members)}}}")
-    return {}
 
 
 def _fill(words: list[str], start: int, mask: str, values: list[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torchx_kfp.contract import protocol
+from torchx_kfp.errors import ProtocolError
 
 #: The name of a script: the version of the command's form, the letters of the script's parts, and a digest.
 _NAME = re.compile(r"torchx-kfp-1-([a-z]*)-[0-9a-f]{8}")
@@ -30,9 +32,8 @@ _RUN_ID = (
     f"{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}=${protocol.TRACKER_BASE}; set +a; "
     f"{_WRITE}_v=$1; shift; "
 )
-#: Makes the JSON object of parents: the next values are the aliases, and the words up to an empty one are run ids as
-#: JSON, each after a blank, so that none is empty. A run id may be any text: with a quote, or a list that ends early,
-#: it could add an alias that the pipeline does not declare.
+#: Makes the JSON object of parents: the next values are the aliases, the words are ``parent_words``. A run id may be
+#: any text: with a quote, or a list that ends early, it could add an alias that the pipeline does not declare.
 _PARENTS = (
     "_q='\"' _j= _s={; while [ \"$1\" ]; do case $1 in *'\\'*|\\ $_q*$_q*$_q|\\ [[]*]?*) ;; "
     "\\ $_q*$_q|\\ [[]*]) _v=${_v#*|}; _j=$_j$_s$_q${_v%%|*}$_q:$1; _s=,\\ ; shift; continue;; esac; "
@@ -106,6 +107,19 @@ def find_script(words: Sequence[str]) -> tuple[str, int] | None:
     at = words.index("-ec") + 3 if "-ec" in words else 0
     found = _NAME.fullmatch(words[at - 1]) if 0 < at <= len(words) else None
     return (found[1], at) if found else None
+
+
+def parent_words(parents: Iterable[str]) -> list[str]:
+    """Return the words with the run ids of parents, as JSON: each after a blank, so that only the last is empty."""
+    return [*map(" {}".format, parents), ""]
+
+
+def parents_in(aliases: Sequence[str], words: Sequence[str]) -> Mapping[str, protocol.RunIds]:
+    """Return the run ids in such words, without the last, as the script reads them; {} if they are not known yet."""
+    members = (f'"{alias}":{text}' for alias, text in zip(aliases, words, strict=False))
+    with contextlib.suppress(ProtocolError):
+        return protocol.decode_parents(f"{{{','.join(members)}}}")
+    return {}
 
 
 #: The file at the beginning of a workspace's archive, and where its content is there: ``contract.carried.workspace``.
