@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -280,31 +281,45 @@ def test_the_code_of_a_run_comes_back_as_it_was_sent(project: Path, call: Call) 
     assert not (project / "gone").exists()
 
 
+def run_several(project: Path, call: Call, contents: Iterable[bytes]) -> int:
+    """Run a stage with each of these archives: ``of-0``, ``of-1``, and so on; return the exit code."""
+    folder = project / "base/.torchx_kfp/workspaces"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ['@dsl.pipeline(name="several")', "def several(tracker_base: str):"]
+    for number, content in enumerate(contents):
+        path = folder / f"{hashlib.sha256(content).hexdigest()}.tar"
+        path.write_bytes(content)
+        lines.append(f'    Stages(tracker_base=tracker_base, workspace="{path}").task(app("of-{number}"))')
+    (project / "pipe.py").write_text("\n".join([PIPELINE, *lines]))
+    return call("run", "pipe.py:several", "--tracker-base", "base").returncode
+
+
 def test_code_with_a_repository_of_git_does_not_come_back(project: Path, call: Call) -> None:
+    (project / "app.py").touch()
     assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
-    archives = project / "base/.torchx_kfp/workspaces"
-    [archive] = archives.iterdir()
-    for files, named in {
+    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
+    named = {
         ("lib/.GIT/config",): "lib/.GIT/config",
         ("config", "Head", "objects/x", "refs/x"): "Head",
         ("lib/HEAD", "lib/commondir"): "lib/HEAD",
         ("lib/HEAD", "lib/hooks/post-commit"): "lib/HEAD",
         ("lib/HEAD", "config", "lib/a/config"): "",
-    }.items():
+    }
+    contents = []
+    for files in named:
         content = io.BytesIO(archive.read_bytes())
         with tarfile.open(fileobj=content, mode="a") as opened:
             for name in files:
                 opened.addfile(tarfile.TarInfo(name))
-        own = archives / archive.name.replace(archive.name[:64], hashlib.sha256(content.getvalue()).hexdigest())
-        own.write_bytes(content.getvalue())
-        done = call("run", "pipe.py:required", "--tracker-base", "base", "-p", f"workspace={own}")
-        assert done.returncode == 0, done.stderr
-        done = call("get", "--code", "latest", "back")
-        if named:
+        contents.append(content.getvalue())
+    assert run_several(project, call, contents) == 0
+    for number, (files, refused) in enumerate(named.items()):
+        done = call("get", "--code", f"latest/of-{number}", "back")
+        if refused:
             assert (done.returncode, done.stdout, (project / "back").exists()) == (2, "", False), files
-            assert re.search(says(repr(named), "git would run the programs", "--list"), done.stderr)
+            assert re.search(says(repr(refused), "git would run the programs", "--list"), done.stderr)
+            assert set(files) <= set(call("get", "--code", f"latest/of-{number}", "--list").stdout.split())
     assert done.returncode == 0, done.stderr
-    assert set(files) <= set(call("get", "--code", "latest", "--list").stdout.split())
 
 
 MIXED = """\
@@ -406,18 +421,15 @@ def test_archives_that_are_not_code_leave_nothing(project: Path, call: Call) -> 
         member.pax_headers = {"size": "-9999"}
         archive.addfile(member)
     (project / "empty").mkdir()
-    (project / "base/.torchx_kfp/workspaces").mkdir(parents=True)
     contents = {
         b"no archive" * 100: "not an archive of code",
         special.getvalue(): "'pipe'",
         sized.getvalue(): "not an archive of code",
     }
-    for content, fact in contents.items():
-        place = project / f"base/.torchx_kfp/workspaces/{hashlib.sha256(content).hexdigest()}.tar"
-        place.write_bytes(content)
-        assert call("run", "pipe.py:required", "--tracker-base", "base", "-p", f"workspace={place}").returncode == 1
+    assert run_several(project, call, contents) == 1
+    for number, fact in enumerate(contents.values()):
         for folder in ("back", "empty"):
-            done = call("get", "--code", "latest", folder)
+            done = call("get", "--code", f"latest/of-{number}", folder)
             assert (done.returncode, fact in done.stderr) == (2, True), done.stderr
         assert not (project / "back").exists()
         assert list((project / "empty").iterdir()) == []
