@@ -14,6 +14,7 @@ Links are followed, because object stores have none: a reader gets what a progra
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -367,8 +368,8 @@ def _store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles
     place = f"{folder}/{new_entry_name()}"
     key = f"{place}/{os.path.basename(top) or 'files'}"
     files = {
-        f"{key}/{name}" if name else key: (os.path.join(top, name) if name else top, file.size)
-        for name, file in content.files.items()
+        f"{key}/{below}" if below else key: (os.path.join(top, below) if below else top, file.size)
+        for below, file in content.files.items()
     }
     try:
         try:
@@ -491,8 +492,6 @@ def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
 @contextlib.contextmanager
 def _locked(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Let one process or thread at a time put files into a folder: the others find what the first one has copied."""
-    import fcntl
-
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
