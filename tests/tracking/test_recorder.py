@@ -21,6 +21,8 @@ def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pyt
     assert Recorder.open("memory://results", tmp_path).folder is None
     monkeypatch.chdir(tmp_path)
     assert Recorder.open("results").folder == str(tmp_path / "results")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert Recorder.open("~/results", tmp_path).folder == str(tmp_path / "home" / "results"), "that of stages"
 
 
 def test_a_check_leaves_nothing_behind(base: str, tmp_path: Path) -> None:

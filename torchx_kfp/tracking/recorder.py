@@ -31,7 +31,7 @@ from torchx_kfp.tracking.records import (
 )
 from torchx_kfp.tracking.searches import Search, Trial
 from torchx_kfp.tracking.store import SHORT_PATIENCE, File, is_key, pipeline_run, run_id_parts
-from torchx_kfp.tracking.tracker import FsspecResultTracker
+from torchx_kfp.tracking.tracker import FsspecResultTracker, absolute_base
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "Search",
     "StoredFiles",
     "Trial",
+    "absolute_base",
     "describe_code",
     "is_replay",
     "pack_folders",
@@ -77,7 +78,7 @@ class Recorder(FsspecResultTracker):
         Raises:
             TrackerBaseError: the base cannot be used.
         """
-        return cls(base if "://" in base else os.path.join(directory, base), patience=SHORT_PATIENCE)
+        return cls(absolute_base(base, directory) if directory else base, patience=SHORT_PATIENCE)
 
     @property
     def folder(self) -> str | None:

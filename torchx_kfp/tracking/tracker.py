@@ -262,6 +262,16 @@ def _local_folder(base: str) -> str | None:
     return path if path.startswith("/") else f"{os.getcwd()}/{'' if path == '.' else path.removeprefix('./')}"
 
 
+def absolute_base(base: str, directory: str | os.PathLike[str] = "") -> str:
+    """Return a tracker base for processes in other directories; URLs stay as they are.
+
+    Args:
+        base: the tracker base.
+        directory: the directory to which a relative one is relative, by default the current one.
+    """
+    return base if "://" in base else os.path.abspath(os.path.join(directory, os.path.expanduser(base)))
+
+
 def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
     """Return the tracker base as text if its form is right. Whether the place exists is not checked.
 

@@ -76,11 +76,13 @@ def test_a_stage_whose_results_are_gone_runs_again(tmp_path: Path, collect: Coll
     assert FsspecResultTracker(base)[str(record.run_id)] == {"value": 1}
 
 
+@pytest.mark.parametrize("base", ["base", "~/base"])
 def test_a_relative_base_is_that_of_the_run_wherever_it_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     fails = "import os, sys; os.path.exists('mended') or sys.exit(1); "
-    failed = attempt(pipeline_with(last=f"{fails}{RECORD}"), "base")
+    failed = attempt(pipeline_with(last=f"{fails}{RECORD}"), base)
     (tmp_path / "mended").touch()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

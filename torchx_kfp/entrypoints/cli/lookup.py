@@ -42,6 +42,7 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.history import RunReader, find_run, is_run, read_run
 from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.source import RunSource
+from torchx_kfp.tracking.tracker import absolute_base
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host
@@ -241,8 +242,7 @@ def usual_base(output_dir: str | None = None) -> str | None:
         except (ArgumentError, TrackerBaseError):
             return None
         # The folder of a run may be somebody else's, and name any folder of this machine.
-        place = base if "://" in base else os.path.abspath(base)
-        if (folder := local_path(place)) is not None and not record.bases_among([folder]):
+        if (folder := local_path(absolute_base(base))) is not None and not record.bases_among([folder]):
             return None
     if not base:
         return None

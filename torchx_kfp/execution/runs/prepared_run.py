@@ -34,7 +34,15 @@ from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.stage_code import changed_files, name_code
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
-from torchx_kfp.tracking.recorder import Code, PackedWorkspace, Recorder, pack_folders, parse_tags, read_workspace
+from torchx_kfp.tracking.recorder import (
+    Code,
+    PackedWorkspace,
+    Recorder,
+    absolute_base,
+    pack_folders,
+    parse_tags,
+    read_workspace,
+)
 
 #: A run that can be resumed: its id, its folder, its result, or a run on a host.
 Resumable: TypeAlias = Union[RunSource, RunResult, str, "os.PathLike[str]"]
@@ -161,9 +169,9 @@ def prepare(
         pipeline = name_code(pipeline, values, None if folder is None else workspaces[folder].archive)
         base = values.get(TRACKER_BASE_PARAMETER)
         needs_base = workspaces or values.get(WORKSPACE_PARAMETER) or tags
-        if directory is not None and needs_base and isinstance(base, str) and base and "://" not in base:
+        if directory is not None and needs_base and isinstance(base, str) and base:
             # A stage starts in its workspace, and tags are recorded here: a relative tracker base would be elsewhere.
-            values[TRACKER_BASE_PARAMETER] = os.path.abspath(os.path.join(directory, base))
+            values[TRACKER_BASE_PARAMETER] = absolute_base(base, directory)
         plan = None
         if earlier is not None:
             place: Any = {"is_here": directory is not None, "directory": directory or ""}
@@ -285,7 +293,7 @@ def _recorder(pipeline: Pipeline, base: str, directory: str | None) -> Recorder:
             f"A workspace is stored under the tracker base, and the pipeline {pipeline.name!r} has none: give "
             f"{TRACKER_BASE_PARAMETER} (on the command line, --tracker-base)."
         )
-    base = base if "://" in base else os.path.abspath(os.path.join(directory or "", base))
+    base = absolute_base(base, directory or "")
     recorder = Recorder.open(base)
     if directory is None and recorder.folder is not None and not os.path.isdir(recorder.folder):
         raise ArgumentError(

@@ -22,6 +22,7 @@ from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.events import Event
 from torchx_kfp.execution.runs.state import RunState
+from torchx_kfp.tracking.recorder import absolute_base
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 #: The id of a run on this machine (``make_run_name``).
@@ -59,7 +60,7 @@ class RunRecord:
     def absolute_base(self, base: str) -> str:
         """Return a tracker base of the run for other directories: a relative one is relative to that of its stages."""
         directory = self.options.get("directory")
-        return os.path.join(directory, base) if isinstance(directory, str) and "://" not in base else base
+        return absolute_base(base, directory) if isinstance(directory, str) else base
 
     def bases_among(self, places: Iterable[str]) -> list[str]:
         """Return the folders among these that have been tracker bases, if the run is in a folder.

@@ -7,7 +7,6 @@ reads a stage that runs again runs again. Loops, conditions and nested pipelines
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from torchx_kfp.execution.runs.record import same_base
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.units import CODE, CONDITION, OutputLookup, OutputNotKnownError, Unit, Units, differences
 from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.tracking.recorder import absolute_base
 
 #: How many stages a message names.
 _NAMED = 8
@@ -405,8 +405,8 @@ class _Planner:
             if end.tracker_base is None or stage is None or stage.tracker_base is None or not end.state.is_success:
                 continue
             base, looks = record.absolute_base(end.tracker_base), stage.tracker_base
-            if self._is_here and "://" not in looks:
-                looks = os.path.abspath(os.path.join(self._directory, looks))
+            if self._is_here:
+                looks = absolute_base(looks, self._directory)
             if not same_base(base, looks):
                 raise ArgumentError(
                     f"The results of the run {self._earlier.run_id} are under {base!r}, and this run would look for "

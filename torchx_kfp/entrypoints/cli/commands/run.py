@@ -28,7 +28,7 @@ from torchx_kfp.execution.pipeline.walk import check_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.earlier_run import outline
 from torchx_kfp.execution.runs.state import RunState
-from torchx_kfp.tracking.tracker import check_tracker_base
+from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
 
 
 @click.command("run")
@@ -147,12 +147,10 @@ def run_command(
 
 def _absolute(base: str) -> str:
     """Return a tracker base, checked and absolute."""
-    if base and "://" not in base:
-        base = os.path.expanduser(base)  # a shell does not do this after an '='
     if base.startswith("memory:"):
         raise ArgumentError(
             f"The tracker base {base!r} is in the memory of one process, and each stage is a process. Use another base."
         )
     # The runner checks whether results can be written there.
     check_tracker_base(base)
-    return base if "://" in base else os.path.abspath(base)
+    return absolute_base(base)
