@@ -32,6 +32,8 @@ class Api:
     """The runs and experiments of a host."""
 
     run = LocalRun
+    #: Whether schedules with cron expressions are kept, which start no runs here.
+    keeps_cron = False
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         """Begin with the experiment Default.
@@ -253,6 +255,8 @@ class Api:
     def _create_recurring(self, *, body: Any, **_: Any) -> Any:
         experiment = body.get("experiment_id") or next(iter(self._experiments))
         made = RecurringRun.of(body, experiment, time.time())
+        if not self.keeps_cron and "cron_schedule" in made.body.get("trigger", {}):
+            raise Refused(400, 3, "The dev host starts no runs by cron expressions. Give an interval: --every 1h")
         self._pipeline_of(body, experiment, "Failed to create a recurring run: ")
         self.recurring[made.identity] = made
         return made.describe()

@@ -1,4 +1,4 @@
-"""Recurring runs of the API, which start runs at intervals. Cron expressions are kept, and start none.
+"""Recurring runs of the API, which start runs at intervals: those with cron expressions start none.
 
 Answers were recorded, most refusals were not: they follow the API's description, and the source of KFP:
 ``server/api_converter.go`` (``toModelJob``), ``resource/resource_manager.go`` (``CreateJob``, ``DeleteJob``,

@@ -176,17 +176,15 @@ class Idle(LocalRun):
         ({}, 1, [60, 120, 180], [60]),
         ({"start_time": "2100-01-01T00:00:00Z"}, 10, [60, 120], []),
         ({"end_time": "2001-01-01T00:00:00Z"}, 10, [60, 120], []),
-        (None, 10, [60, 120], []),
     ],
-    ids=["interval", "at once", "start", "end", "cron"],
+    ids=["interval", "at once", "start", "end"],
 )
 def test_a_schedule_starts_runs_at_intervals(
     schedule: Any, max_runs: int, times: list[int], starts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Api, "run", Idle)
     api = Api(tmp_path, {})
-    every = {"cron_schedule": {"cron": "0 * * * * *"}}
-    trigger = every if schedule is None else {"periodic_schedule": {"interval_second": "60", **schedule}}
+    trigger = {"periodic_schedule": {"interval_second": "60", **schedule}}
     body = {
         "display_name": "often",
         "mode": "ENABLE",
