@@ -101,7 +101,11 @@ def _find(word: str, *, compiled: bool) -> Any:
     if os.path.isdir(word) or not os.path.exists(word):  # a pipe is fine: <(python pipeline.py)
         raise _missing(word)
     if not compiled:
-        raise PipelineFileError(f"{word!r} is not a Python file (*.py), so it does not define a pipeline function.")
+        way_out = " `torchx-kfp run`, `submit` and `check` take a compiled pipeline as it is."
+        raise PipelineFileError(
+            f"{word!r} is not a Python file (*.py), so it does not define a pipeline function."
+            f"{way_out if Path(word).suffix in SUFFIXES else ' Give FILE.py, or FILE.py:NAME.'}"
+        )
     return word
 
 
