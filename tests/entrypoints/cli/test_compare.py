@@ -25,7 +25,7 @@ def test_a_terminal_dims_what_is_the_same(call: Program, project: Path) -> None:
     compared(project / "base")
     shown = call.terminal(200, "compare", "--tracker-base", "base", "one", "two").read().splitlines()
     dim = [re.sub(r"\x1b\[\d*m", "", line).split() for line in shown if line.startswith("\x1b[2m")]
-    assert [words[1] for words in dim] == ["note", "rows", "bound", "optimizer", "seed"]
+    assert [words[1] for words in dim] == ["rows", "bound", "optimizer", "seed", "note"]
     plain = call.terminal(200, "compare", "--tracker-base", "base", "one", "two", NO_COLOR="1").read()
     assert "\x1b" not in plain
 

@@ -104,8 +104,9 @@ def _print_trees(lineage: Lineage, results: Results) -> None:
     makers = [run_id for run_id in lineage.run_ids if run_id in below]
     forests = [("Used by", below, makers)] if makers else []
     if not asked.isdisjoint(above) or not makers:
-        ends = [run_id for run_id in lineage.run_ids if run_id not in used]
-        forests.insert(0, ("Made from", above, [*ends, *lineage.run_ids]))
+        last = lineage.run_ids[::-1]
+        ends = [run_id for run_id in last if run_id not in used]
+        forests.insert(0, ("Made from", above, [*ends, *last]))
     for number, (heading, branches, run_ids) in enumerate(forests):
         if lineage.links:
             print_text("\n" * bool(number) + styled(heading, bold=True))

@@ -102,12 +102,12 @@ class Recorded:
 
     @cached_property
     def _ended(self) -> dict[str, str]:
-        ends = [] if self.run is None else self.run.run.ends
-        return {end.run_id: end.name for end in ends if end.run_id}
+        ends = [] if self.run is None else [stage.last_end for stage in self.run.run.stages]
+        return {end.run_id: end.name for end in ends if end is not None and end.run_id}
 
     @property
     def stages(self) -> Mapping[str, str]:
-        """The names of the stages that have ended by their run ids.
+        """The names of the stages that have ended by their run ids, in the order in which tables have them.
 
         A run that is not described in full does not say which attempts were the last ones.
         """
@@ -154,7 +154,7 @@ class Recorded:
         whole = f"{name}/{part}" if part else name
         rests = {key: key[len(name) + 1 :] for key in known if f"{key}/".startswith(f"{name}/")}
         cached = {key: key.partition("/")[2] for key in known if key in self._ended and key not in rests}
-        rests = dict(sorted({**rests, **cached}.items(), key=lambda item: item[1]))
+        rests |= cached
         if self.run is not None and not rests:
             if part:
                 raise UnknownRunError(self.nothing_recorded(name))
@@ -265,6 +265,8 @@ def _newest(recorder: Recorder) -> str | None:
 def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = ()) -> list[str]:
     """Return the run ids without those of earlier attempts, which are named on stderr.
 
+    They are in the order of ``last``; in another run, the stages are in the order in which they recorded something.
+
     Args:
         recorder: the records under the tracker base.
         keys: the run ids.
@@ -275,7 +277,8 @@ def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Col
         MissingResultsError: only earlier attempts have recorded anything.
     """
     keys = list(keys)
-    earlier = earlier_attempts(recorder, keys, last) & {*keys} - {named}
+    written = _written(recorder, keys)
+    earlier = superseded({**written, **dict.fromkeys(last, math.inf)}) & {*keys} - {named}
     if keys and earlier.issuperset(keys):
         raise MissingResultsError(
             f"The last attempts in {named!r} have recorded nothing. Earlier ones have: "
@@ -283,7 +286,15 @@ def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Col
         )
     if earlier:
         print_message(f"Left out, as those of earlier attempts: {printable(listed(sorted(earlier)))}.")
-    return [key for key in keys if key not in earlier]
+    places, first = {key: place for place, key in enumerate(last)}, dict[str, float]()
+    for key in keys:
+        stage = key.rpartition("/")[0]
+        first[stage] = min(written.get(key, math.inf), first.get(stage, math.inf))
+
+    def place(key: str) -> tuple[int, str, float, str]:
+        return places.get(key, len(places)), pipeline_run(key), first[key.rpartition("/")[0]], key
+
+    return sorted((key for key in keys if key not in earlier), key=place)
 
 
 def earlier_attempts(recorder: Recorder, keys: Iterable[str], last: Collection[str] = ()) -> set[str]:
@@ -294,6 +305,10 @@ def earlier_attempts(recorder: Recorder, keys: Iterable[str], last: Collection[s
         keys: run ids.
         last: the last attempts according to the run. They may have recorded nothing.
     """
+    return superseded({**_written(recorder, keys), **dict.fromkeys(last, math.inf)})
+
+
+def _written(recorder: Recorder, keys: Iterable[str]) -> dict[str, float]:
+    """Return when these run ids, and others of their runs, recorded something last."""
     runs = {key.partition("/")[0] for key in keys}
-    written = recorder.written(*runs) if len(runs) == 1 else recorder.written()
-    return superseded({**written, **dict.fromkeys(last, math.inf)})
+    return recorder.written(*runs) if len(runs) == 1 else recorder.written()
