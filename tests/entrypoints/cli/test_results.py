@@ -53,7 +53,6 @@ SHOWN = {
     ("--where", "done != 1"): [ORDER[1], ORDER[3]],
     ("--where", "accuracy == diverged"): [ORDER[4]],
     ("--where", "accuracy != 0.5"): [ORDER[2], ORDER[3], ORDER[4], ORDER[5]],
-    ("--where", "accuracy >= d"): [ORDER[4]],
     ("--where", "note == 'two words'"): [ORDER[1]],
     ("--where", 'note == "two words"'): [ORDER[1]],
     ("--where", "l2norm/mean > 1"): [ORDER[1]],

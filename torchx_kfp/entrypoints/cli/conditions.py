@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from torchx_kfp.common.text import did_you_mean, listed
+from torchx_kfp.entrypoints.cli.display.printing import is_number
 
 _OPERATORS = {
     "<": operator.lt,
@@ -32,7 +33,7 @@ def _parse(text: str) -> tuple[str, str, str]:
     """Return the name, the operator and the value of a comparison: ``loss < 0.1``. The value has quotes, or no spaces.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is something else, or orders what is no number.
     """
     found = _COMPARISON.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if not found:
@@ -40,20 +41,22 @@ def _parse(text: str) -> tuple[str, str, str]:
             f"--where {text!r} is not NAME OPERATOR VALUE, such as 'loss < 0.1' or 'note == \"two words\"'. The "
             f"operators are {' '.join(_OPERATORS)}; several --where must all hold. For anything else, use --json."
         )
-    value = found["value"]
-    return found["name"], found["operator"], value[1:-1] if value[0] in "\"'" else value
+    name, sign, value = found.groups()
+    value = value[1:-1] if value[0] in "\"'" else value
+    if sign not in _EQUALITY and _number(value) is None:
+        raise click.UsageError(
+            f"--where {text!r}: {value!r} is not a number, and {sign} compares numbers. Text is compared by == and !=."
+        )
+    return name, sign, value
 
 
 def _holds(value: Any, operator: str, text: str) -> bool:
-    """Tell whether a comparison is true of a value. Values of different types differ, and have no order."""
-    other: Any = _number(text)
+    """Tell whether a comparison is true of a value. Values of different types differ; only numbers have an order."""
     if isinstance(value, bool):
-        other = {"true": True, "false": False}.get(text.lower())
-    elif isinstance(value, str) and (other is None or operator in _EQUALITY):
-        other = text
-    if isinstance(value, bool | str) != isinstance(other, bool | str) or other is None:
-        return operator == "!="
-    return bool(_OPERATORS[operator](value, other))
+        other: Any = {"true": True, "false": False}.get(text.lower())
+    else:
+        other = text if isinstance(value, str) else _number(text)
+    return (operator in _EQUALITY or is_number(value)) and bool(_OPERATORS[operator](value, other))
 
 
 def _number(text: str) -> int | float | None:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from torchx_kfp.common.text import parse_duration, parse_size
-from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.settings import FLAGS, SETTINGS, SUBMISSION, Setting, Submission, flag
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
@@ -43,6 +42,18 @@ def gathered(argument: str, make: Callable[..., Any], *options: Decorator) -> De
         return decorated
 
     return decorate
+
+
+def unless(other: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    """Return the callback of a flag that is refused together with another one, whose callback names this one."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+        given = [option for option in ctx.command.params if other in option.opts and ctx.params.get(option.name or "")]
+        if value and given:
+            raise click.UsageError(f"{other} and {param.opts[-1]} contradict each other. Give only one of them.", ctx)
+        return value
+
+    return check
 
 
 @dataclass(frozen=True)
@@ -96,10 +107,6 @@ class ViewOptions:
     verbose: bool = False
     as_json: bool = False
 
-    def __post_init__(self) -> None:
-        if self.quiet and self.verbose:
-            raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
-
 
 view_options = gathered(
     "view",
@@ -108,11 +115,16 @@ view_options = gathered(
         "-q",
         "--quiet",
         is_flag=True,
+        callback=unless("--verbose"),
         help="Show only the plan of a resumed run, the final table, the command that shows its results again, and "
         "errors.",
     ),
     click.option(
-        "-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line."
+        "-v",
+        "--verbose",
+        is_flag=True,
+        callback=unless("--quiet"),
+        help="Print the start, inputs and outputs of each stage, line by line.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table."),
 )
@@ -166,8 +178,10 @@ container_options = gathered(
     ),
 )
 
-json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-csv_option: Decorator = click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, callback=unless("--csv"), help="Print JSON, for programs."
+)
+csv_option: Decorator = click.option("--csv", "as_csv", is_flag=True, callback=unless("--json"), help="Print CSV.")
 
 
 def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

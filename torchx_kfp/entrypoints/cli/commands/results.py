@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +96,8 @@ def results_command(
     torchx-kfp results --schedule nightly --stage train
 
     COMPARISON is NAME OPERATOR VALUE: 'loss < 0.1', 'model == resnet'. NAME is a result, or run, stage, execution or
-    run_id, or a tag: 'tag.team == vision'. The operators are < <= == != >= >. A run that lacks NAME does not match; for
-    other conditions, use --json, or to_frame() of a tracker.
+    run_id, or a tag: 'tag.team == vision'. The operators are == and !=, and for numbers < <= >= >. A run that lacks
+    NAME does not match; for other conditions, use --json, or to_frame() of a tracker.
 
     JSON is a list of runs of stages: run_id, its parts run, stage and execution, and results. CSV has these columns,
     with one for each result.
@@ -121,7 +120,7 @@ def results_command(
             _list_runs(chosen.keys)
             return
     named = located.stages if located else {}
-    rows = _select(_read(recorder, chosen, named, stages), comparisons, sorts, recorder)
+    rows = _select(_read(recorder, chosen, stages), comparisons, sorts, recorder)
     if located is not None and not chosen.keys:
         print_message(located.nothing_recorded(chosen.name))
     elif not rows:
@@ -132,15 +131,8 @@ def results_command(
         _print_rows(rows, chosen, located.name.partition("/")[0] if located else "", named, as_json=as_json)
 
 
-def _read(recorder: Recorder, chosen: Chosen, named: Mapping[str, str], stages: Sequence[str]) -> list[Row]:
-    """Return a row for each run id that has results, in the order of the names of stages, if these are known.
-
-    Args:
-        recorder: the records under the tracker base.
-        chosen: the run ids.
-        named: the names of stages, such as ``fit[2]``, by run id.
-        stages: the stages that are wanted; all if there are none.
-    """
+def _read(recorder: Recorder, chosen: Chosen, stages: Sequence[str]) -> list[Row]:
+    """Return a row for each run id that has results, of these stages or, if there are none, of all."""
     found = {key: parts(key) for key in chosen.keys}
     there = sorted({its["stage"] for its in found.values() if its})
     for stage in stages:
@@ -149,11 +141,6 @@ def _read(recorder: Recorder, chosen: Chosen, named: Mapping[str, str], stages: 
                 f"--stage {stage!r} has no results here.{did_you_mean(stage, there)} "
                 f"Stages: {listed(there, 20) or 'none'}."
             )
-    if named.keys() >= found.keys():
-        # fit[2] before fit[10]
-        pieces = {key: re.split(r"([0-9]+)", named[key]) for key in found}
-        order = {key: [int(it) if at % 2 else it for at, it in enumerate(its)] for key, its in pieces.items()}
-        found = {key: found[key] for key in sorted(found, key=lambda key: order[key])}
     asked = {task_name(stage) for stage in stages}
     wanted = [key for key, its in found.items() if not stages or task_name(its.get("stage", "")) in asked]
     return [
