@@ -14,8 +14,7 @@ from collections import defaultdict
 from dev.benchmarks import show, timed
 from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
-from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot, changes
-from torchx_kfp.execution.host.stages import Step
+from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.runs.earlier_run import outline
 from torchx_kfp.execution.runs.state import RunState
 
@@ -29,7 +28,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.pipeline: RunPipeline | None = None
-        self.steps: dict[str, Step] = {}
+        self.snapshot = Snapshot()
         self.state = RunState()
         self.manifest = ""
 
@@ -42,9 +41,9 @@ class Reader:
             self.state = RunState(outline(self.pipeline.pipeline))
         if self.manifest == before:
             return
-        new = changes(self.steps, Snapshot.of(answer, self.pipeline, read_manifest(self.manifest)).steps)
-        self.steps |= {step.of: step for step in new}
-        for step in new:
+        nodes = read_manifest(self.manifest)
+        self.snapshot = Snapshot.of(answer, self.pipeline, nodes, before=self.snapshot)
+        for step in self.snapshot.steps:
             self.state.on_event(step.event)
 
 

@@ -79,15 +79,18 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The nodes of a workflow. ``message`` is why it failed, if that is known."""
+    """The nodes of a workflow, as JSON by their names. ``message`` is why it failed, if that is known."""
 
     workflow: str
-    by_name: Mapping[str, Node]
+    records: Mapping[str, Mapping[str, Any]]
+    #: Whether pods are named after the ids of their nodes, as old versions of Argo do.
+    has_ids: bool = False
     message: str = ""
 
     def get(self, name: str) -> Node | None:
         """Return the node with this name, if there is one."""
-        return self.by_name.get(name)
+        record = self.records.get(name)
+        return None if record is None else _node(self.workflow, self.has_ids, record)
 
     def attempts(self, name: str) -> list[Node]:
         """Return the attempts of a node: the node itself, if it is not one that may be retried."""
@@ -120,10 +123,9 @@ def read_manifest(manifest: str) -> Nodes:
     packed = as_text(status.get("compressedNodes"))
     nodes = as_object(_parsed(_decompressed(packed)) if packed else status.get("nodes"))
     name = as_text(metadata.get("name"))
-    # Old versions of Argo name a pod after the node's id.
     has_ids = as_object(metadata, "annotations").get(_POD_NAMES) == "v1"
-    read = (_node(name, has_ids, as_object(record)) for record in nodes.values())
-    return Nodes(name, {node.name: node for node in read}, as_text(status.get("message")))
+    records = {as_text(record.get("name")): record for record in map(as_object, nodes.values())}
+    return Nodes(name, records, has_ids, as_text(status.get("message")))
 
 
 def _parsed(content: str) -> Any:
@@ -156,8 +158,8 @@ def _node(workflow: str, has_ids: bool, record: Mapping[str, Any]) -> Node:
         name=name,
         # A phase that this version does not know counts as queued.
         state=_STATES.get(as_text(record.get("phase")), State.QUEUED),
-        start=seconds(as_text(record.get("startedAt"))),
-        end=seconds(as_text(record.get("finishedAt"))),
+        start=seconds(record.get("startedAt")),
+        end=seconds(record.get("finishedAt")),
         message=as_text(record.get("message")),
         exit_code=int(exit_code) if exit_code and re.fullmatch(r"-?\d{1,9}", exit_code) else None,
         pod=pod if record.get("type") == "Pod" else "",

@@ -28,8 +28,7 @@ from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
 from torchx_kfp.execution.host.pod_logs import StageLogs
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.results import ResultReader
-from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot, changes
-from torchx_kfp.execution.host.stages import Step
+from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk, without_indices
@@ -99,10 +98,9 @@ class HostRun(ReadableRun):
         #: The nodes of its workflow in the last manifest, and why there are none, as a sentence.
         self._nodes: Nodes | None = None
         self._manifest = self._no_nodes = ""
-        #: The parts of the last answers that matter, the run as they describe it, and the last step of each thing.
+        #: The parts of the last answers that matter, and the run as they describe it.
         self._facts: tuple[Any, ...] = ()
-        self._snapshot = Snapshot([])
-        self._steps: dict[str, Step] = {}
+        self._snapshot = Snapshot()
         self._events: list[Event] = []
         self._run = RunState()
         self._last: RunRecord | None = None
@@ -368,12 +366,10 @@ class HostRun(ReadableRun):
         facts = (run.get("state"), run.get("state_history"), run.get("finished_at"), self._pipeline, self._nodes)
         if facts == self._facts:
             return []
-        self._snapshot = Snapshot.of(run, self._pipeline, self._nodes, self.link)
-        new = changes(self._steps, self._snapshot.steps)
-        events = self._completed([step.event for step in new])
+        snapshot = Snapshot.of(run, self._pipeline, self._nodes, self.link, self._snapshot)
+        events = self._completed([step.event for step in snapshot.steps])
         # A signal that came before this lets the next answer tell all of it.
-        self._facts = facts
-        self._steps |= {step.of: step for step in new}
+        self._facts, self._snapshot = facts, snapshot
         for event in events:
             self._run.on_event(event)
         self._events += events

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,14 +104,26 @@ class RunPipeline:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All steps of a run so far, in order, and what drivers have decided about pods, by stage: see ``PodSpec``."""
+    """What the answers about a run have told so far.
 
-    steps: Sequence[Step]
+    Attributes:
+        steps: the new steps in the last of them, in order.
+        told: the last step of each thing.
+        patches: what drivers have decided about pods, by stage: see ``PodSpec``.
+    """
+
+    steps: Sequence[Step] = ()
+    told: Mapping[str, Step] = field(default_factory=dict)
     patches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, run: Mapping[str, Any], pipeline: RunPipeline | None = None, nodes: Nodes | None = None, link: str = ""
+        cls,
+        run: Mapping[str, Any],
+        pipeline: RunPipeline | None = None,
+        nodes: Nodes | None = None,
+        link: str = "",
+        before: Snapshot | None = None,
     ) -> Snapshot:
         """Read the answers about a run.
 
@@ -120,12 +132,20 @@ class Snapshot:
             pipeline: its pipeline. Without it, or without nodes, there are no steps of stages.
             nodes: the run's nodes.
             link: the run's page in KFP's UI.
+            before: what earlier answers have told. These may be older: nothing is taken back, or told again.
         """
-        progress = read_progress(run)
-        if pipeline is None or nodes is None:
-            return cls(list(_steps(run, progress, pipeline, nodes, [], link)))
-        reader = StageReader(pipeline.pipeline, pipeline.tracked, nodes, progress)
-        return cls(list(_steps(run, progress, pipeline, nodes, reader.read(), link)), reader.patches)
+        progress, before = read_progress(run), before or cls()
+        of_stages: Sequence[Step] = ()
+        told, patches, new = {**before.told}, before.patches, []
+        if pipeline is not None and nodes is not None:
+            reader = StageReader(pipeline.pipeline, pipeline.tracked, nodes, progress, told, patches)
+            of_stages, patches = reader.read(), reader.patches
+        for step in _steps(run, progress, pipeline, nodes, of_stages, link):
+            known = told.get(step.of)
+            if (known is None or step.at >= known.at) and _is_news(step, known):
+                new.append(step)
+                told[step.of] = step
+        return cls(new, told, patches)
 
 
 def _steps(
@@ -191,24 +211,6 @@ def _reason(
         return ""
     said = as_text(as_object(run, "error").get("message")) or (reason_of_workflow(nodes) if nodes is not None else "")
     return said or "KFP does not say why"
-
-
-def changes(before: Mapping[str, Step], now: Iterable[Step]) -> list[Step]:
-    """Return the steps that go further than those before.
-
-    An answer may be older than the one before: nothing that it tells is taken back, or told again.
-
-    Args:
-        before: the last step of each thing, by its name.
-        now: all steps so far. Those of one thing are in order.
-    """
-    last, new = dict(before), []
-    for step in now:
-        known = last.get(step.of)
-        if (known is None or step.at >= known.at) and _is_news(step, known):
-            new.append(step)
-            last[step.of] = step
-    return new
 
 
 def _is_news(step: Step, known: Step | None) -> bool:

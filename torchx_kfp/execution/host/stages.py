@@ -99,9 +99,17 @@ class Scope:
 
 
 class StageReader:
-    """Reads all nodes of a run once."""
+    """Reads the nodes of a run once."""
 
-    def __init__(self, pipeline: Pipeline, tracked: Mapping[str, ScopedTask], nodes: Nodes, progress: Progress) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tracked: Mapping[str, ScopedTask],
+        nodes: Nodes,
+        progress: Progress,
+        told: Mapping[str, Step],
+        patches: Mapping[str, str],
+    ) -> None:
         """Take what is known of the run.
 
         Args:
@@ -109,9 +117,12 @@ class StageReader:
             tracked: the tracked stages, by their names without indices.
             nodes: the nodes of its workflow.
             progress: how far it is. If it is over, each stage has an end.
+            told: the last steps that are known, by what they are steps of. The nodes of a stage that has ended in this
+                period are not read again.
+            patches: what drivers have decided about the pods of these stages.
         """
         self._pipeline, self._tracked, self._nodes = pipeline, tracked, nodes
-        self._progress = progress
+        self._progress, self._told, self._known_patches = progress, told, patches
         self._steps: list[Step] = []
         #: The time of the last step of each stage, and how many attempts it had, in all rounds.
         self._clocks: dict[str, float] = {}
@@ -120,7 +131,7 @@ class StageReader:
         self.patches: dict[str, str] = {}
 
     def read(self) -> list[Step]:
-        """Return the steps of all stages so far, in the order of their times."""
+        """Return the steps of all stages so far, in the order of their times; of a known end, only that."""
         workflow, root = self._nodes.workflow, self._pipeline.root
         run = Scope("", StageNames(), (), self._progress.is_over)
         wholes = self._bodies(workflow, run, run.names) if workflow else []
@@ -162,6 +173,8 @@ class StageReader:
     def _begun(self, task: Task, scope: Scope, dag: Dag) -> TaskOutcome | None:
         """Read a task that has begun; None if it has not."""
         component, around = self._pipeline.component_of(task), [scope.node]
+        if component.dag is None and (end := self._known_end(scope.names.of(task.name), scope)):
+            return end
         if task.runs_always and task.depends_on:  # it is a hook of each task before it
             hooks = (self._nodes.attempts(f"{scope.node}.{before}.onExit") for before in task.depends_on)
             around = [attempts[-1].name for attempts in hooks if attempts]
@@ -209,8 +222,9 @@ class StageReader:
         if component.dag is not None:
             stages = self._stages_in(component, inside or scope.names.inside(task))
             names = [(place.name, place.task.name) for place in stages]
-        for name, of in names:
-            self._finish(StageResult(name, of, state, reason=reason), scope, time)
+        ends = [self._finish(StageResult(name, of, state, reason=reason), scope, time) for name, of in names]
+        if component.dag is None:
+            return ends[0]
         group = names[0][0] if task.is_group and names else scope.names.of(task.name)
         return TaskOutcome(group, state, reason == CANCELED, time)
 
@@ -227,10 +241,10 @@ class StageReader:
             self._pending_group(component, replace(scope, names=inside), f"{path}-driver")
         if node is None or node.state is State.NOT_RUN:
             return TaskOutcome()
-        end = TaskOutcome()
+        end, attempts = TaskOutcome(), self._nodes.attempts(path)
         for number, body in enumerate(self._bodies(path, scope, inside)):
             if number and not task.is_group:
-                start = self._time(self._nodes.by_name[body.node].start, end.time)
+                start = self._time(attempts[number].start, end.time)
                 delay = max(0.0, start - end.time)
                 retried = PipelineRetried(name, number, reasons.failed_in(end.failed), delay, time=end.time)
                 self._report(name, retried, scope, number, Phase.RETRIED)
@@ -416,13 +430,31 @@ class StageReader:
         return (place for place in walk(self._pipeline, component, names) if place.is_stage)
 
     def _finish(self, result: StageResult, scope: Scope, time: float) -> TaskOutcome:
-        self._report(result.name, StageFinished(result, time=time), scope, _LAST, Phase.ENDED)
-        is_canceled = result.state is State.CANCELED or result.reason == CANCELED
-        return TaskOutcome(result.name, result.state, is_canceled, time)
+        return _outcome(result, self._report(result.name, StageFinished(result, time=time), scope, _LAST, Phase.ENDED))
 
-    def _report(self, name: str, event: Event, scope: Scope, attempt: int, phase: Phase) -> None:
+    def _known_end(self, name: str, scope: Scope) -> TaskOutcome | None:
+        """Return the end of a stage that was told before, and that no answer takes back."""
+        step = self._told.get(name)
+        if step is None or step.at != Place(len(self._progress.periods) - 1, scope.rounds, _LAST, Phase.ENDED):
+            return None
+        assert isinstance(step.event, StageFinished)
+        self._steps.append(step)
+        if patch := self._known_patches.get(name):
+            self.patches[name] = patch
+        self._clocks[name] = step.event.time
+        self._attempts[name] = max(self._attempts[name], step.event.result.attempts)
+        return _outcome(step.event.result, step.event.time)
+
+    def _report(self, name: str, event: Event, scope: Scope, attempt: int, phase: Phase) -> float:
+        """Report a step, and return its time."""
         # Clocks of pods and of KFP differ: a step is not older than the one before it.
         time = self._clocks[name] = max(event.time, self._clocks.get(name, event.time))
         event = replace(event, time=time) if time > event.time else event
         at = Place(self._progress.period_at(time), scope.rounds, attempt, phase)
         self._steps.append(Step(name, at, event))
+        return time
+
+
+def _outcome(result: StageResult, time: float) -> TaskOutcome:
+    is_canceled = result.state is State.CANCELED or result.reason == CANCELED
+    return TaskOutcome(result.name, result.state, is_canceled, time)
