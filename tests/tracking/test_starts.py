@@ -94,8 +94,10 @@ def test_a_start_that_is_none_is_left_out(tmp_path: Path, content: str, start_of
 
 
 class TestCannotBeWritten:
-    @pytest.mark.parametrize("code", [APPLICATION, TORCHX], ids=["current_run", "AppRun"])
-    @pytest.mark.parametrize("base", ["/proc/x", "file", "file/below"])
+    @pytest.mark.parametrize(
+        ("base", "code"),
+        [("/proc/x", APPLICATION), ("file", APPLICATION), ("file/below", APPLICATION), ("file", TORCHX)],
+    )
     def test_no_place_for_files(self, base: str, code: str, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         done = application(tmp_path, environ(tmp_path / base), code)

@@ -11,9 +11,7 @@ from tests.execution.local.conftest import execute_failing  # noqa: F401 (a fixt
 from tests.watching import Heard
 from torchx_kfp.execution.runs.earlier_run import outline
 from torchx_kfp.execution.runs.events import LoopStarted, PipelineRetried, RunStarted, StageFinished, encode
-from torchx_kfp.execution.runs.events import StageRetried as Retried
 from torchx_kfp.execution.runs.events import StageStarted as Started
-from torchx_kfp.execution.runs.events import StageWaiting as Waiting
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.state import RunState
@@ -31,23 +29,6 @@ def run() -> RunState:
     made = RunState({"first": False, "inner/a": False, "inner/b": True, "last": False})
     made.on_event(RunStarted("pipeline", "run-1", Path("/runs/run-1"), time=10.0))
     return made
-
-
-def test_a_stage_goes_through_its_phases(run: RunState) -> None:
-    assert run.counts() == {State.WAITING: 4}
-    for event, state in (
-        (Waiting("first", "first"), State.QUEUED),
-        (Started("first", "first_1", 1, time=11.0), State.RUNNING),
-        (Retried("first", 1, "ended with exit code 1", 5.0, time=12.0), State.RETRYING),
-        (Started("first", "first_2", 2, time=17.0), State.RUNNING),
-        (finished("first", attempts=2), State.SUCCEEDED),
-    ):
-        run.on_event(event)
-        stage = run.tasks["first"].stages["first"]
-        assert stage.state is state
-        assert run.counts() == {state: 1, State.WAITING: 3}
-    # Its time includes all attempts.
-    assert (stage.started_at, stage.retry_at, stage.result.attempts) == (11.0, 17.0, 2)
 
 
 def test_stages_that_the_outline_has_not_are_found_by_their_names() -> None:
