@@ -209,6 +209,8 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none", "'model'", str(tmp_path / "none"))
     refused("s3://models/1", "'s3://models/1'", "store=True")
     refused("", "''")
+    refused({"weight": 1}, "'model'", "{'weight': 1}", "dict", "file", store=False)
+    refused(b"models/1", "b'models/1'", "bytes")
     refused(folder, "'model'", "metadata", words={1})
     refused(folder, "store=", "'yes'", store="yes")
     os.mkfifo(folder / "pipe")

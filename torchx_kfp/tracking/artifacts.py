@@ -313,7 +313,12 @@ def add_artifact(
     """
     if not isinstance(name, str) or not name:
         raise ResultRefusedError(f"An artifact's name is text, such as 'model'. Got: {shown(name)}.")
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise ResultRefusedError(
+            f"The path of the artifact {name!r} is {shown(path)}, of type {type(path).__name__}. Write it to a "
+            "file, and give the path of that."
+        )
     content: dict[str, object] = {"path": absolute(text), "metadata": dict(metadata or {})}
     encode_json(content, f"metadata of the artifact {name!r}")  # before a long upload
     if stored:
