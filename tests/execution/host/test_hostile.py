@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from tests.execution.host.answers_of_kfp import RUNS, last, manifest, polls
 from tests.execution.host.scripted import Reply, Request, Scripted, scripted
+from tests.execution.pipeline.test_damaged import damage
 from tests.programs import OF_USER
 from torchx_kfp.entrypoints.cli import cli
 from torchx_kfp.entrypoints.cli.commands.logs import _Printer
@@ -41,36 +42,9 @@ VALUES: list[Any] = [
 COMMANDS = (("watch",), ("runs",), ("watch", "--json"), ("logs",), ("results",), ("report", "-o", "-"))
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the paths of all values, except those inside of the pipeline: other tests change it."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield (*path, key)
-        if key not in ("pipeline_spec", "pipelineSpec", "pipeline_manifest", "spec"):
-            yield from places(item, (*path, key))
-
-
 def change(answer: Any, dice: random.Random) -> None:
-    """Change some values in an answer."""
-    for _ in range(dice.choice((1, 1, 2, 5))):
-        if not (paths := list(places(answer))):
-            return  # nothing is left of it
-        *path, key = dice.choice(paths)
-        around = answer
-        for step in path:
-            around = around[step]
-        how = dice.random()
-        if how < 0.15:
-            del around[key]
-        elif how < 0.3:
-            other = answer
-            for step in dice.choice(paths):
-                other = other[step]
-            around[key] = copy.deepcopy(other)
-        elif how < 0.35 and isinstance(around, dict):
-            around[str(dice.choice(VALUES))[:50]] = around.pop(key)
-        else:
-            around[key] = copy.deepcopy(dice.choice(VALUES))
+    """Change some values in an answer, except those inside of the pipeline: `test_damaged` changes it."""
+    damage(answer, dice, VALUES, ("pipeline_spec", "pipelineSpec", "pipeline_manifest", "spec"))
 
 
 def answers(seed: int, folder: Path) -> tuple[Any, Any]:

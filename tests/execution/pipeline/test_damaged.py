@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+from collections.abc import Collection
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,15 +33,15 @@ VALUES: list[Any] = [
 KEYS: list[Any] = [7, "", "x", None, "..", "root"]
 
 
-def damage(documents: list[Any], random: Random) -> None:
-    """Remove, rename, repeat, exchange or replace parts of the documents."""
+def damage(documents: Any, random: Random, values: list[Any] = VALUES, closed: Collection[str] = ()) -> None:
+    """Remove, rename, repeat, exchange or replace parts of the documents, but nothing below the closed keys."""
     places: list[tuple[Any, Any]] = []
     stack: list[Any] = [documents]
     while stack:
         value = stack.pop()
         for key in list(value) if isinstance(value, dict) else range(len(value)):
             places.append((value, key))
-            if isinstance(value[key], (dict, list)):
+            if isinstance(value[key], (dict, list)) and key not in closed:
                 stack.append(value[key])
     for _ in range(random.choice([1, 1, 1, 2, 3]) if places else 0):
         value, key = random.choice(places)
@@ -56,7 +57,7 @@ def damage(documents: list[Any], random: Random) -> None:
             elif what == 3:
                 value[key] = copy.deepcopy(other[there])
             else:
-                value[key] = copy.deepcopy(random.choice(VALUES))
+                value[key] = copy.deepcopy(random.choice(values))
 
 
 def whole(answer: dict[str, Any]) -> None:
