@@ -51,5 +51,12 @@ def nested(code: str = ""):
 
 
 @dsl.pipeline
+def with_exit(code: str = ""):
+    bye = work(code="bye")
+    with dsl.ExitHandler(bye):
+        work(code=code)
+
+
+@dsl.pipeline
 def imports():
     dsl.importer(artifact_uri="s3://bucket/data", artifact_class=dsl.Dataset, reimport=False)
