@@ -16,7 +16,7 @@ import math
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torchx import specs
@@ -121,18 +121,18 @@ def call_function(
         The AppDef, and the function's inputs.
     """
     call = _Call(fn, constants)
-    check_arguments(f"The function {call.name!r}", constants, call.signature.parameters, options)
+    check_arguments(call.title, constants, call.signature.parameters, options)
     for name, value in constants.items():
         is_several = call.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
         if is_several and not isinstance(value, list | tuple):
             raise AppDefError(f"{name}={value!r} is for *{name} of the function {call.name!r}: give a list.")
-    references = dict(call.references())
-    app = call.build({name: Placeholder(reference) for name, reference in references.items()})
+    references = list(call.references())
+    app = call.build({reference.name: Placeholder(reference) for reference in references})
     if not isinstance(app, specs.AppDef):
         raise AppDefError(f"{call.title} returned {app!r}, but a TorchX component returns an AppDef.")
     app = _plain(app)
     call.check_samples(app, references)
-    return app, list(references.values())
+    return app, references
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ class _Call:
     def title(self) -> str:
         return f"The function {self.name!r}"
 
-    def references(self) -> Iterator[tuple[str, Reference]]:
+    def references(self) -> Iterator[Reference]:
         """Yield the parameters that become inputs."""
         for name, (declared, type_) in typed_parameters(self.fn, by_name=False).items():
             if name in self.constants or declared.default is None:
@@ -168,7 +168,7 @@ class _Call:
                     "str, int, float, bool, list or dict, and so are their defaults, with numbers that JSON has. Give "
                     f"it as a constant: component_from_function({self.name}, {name}=...)."
                 )
-            yield name, parameter(name, kind, declared.default)
+            yield parameter(name, kind, declared.default)
 
     def build(self, values: Mapping[str, object]) -> Any:
         """Call the function with these values, and name the line of what it raises."""
@@ -193,9 +193,9 @@ class _Call:
         bound.arguments.update(copy.deepcopy(bound.arguments))
         return self.fn(*bound.args, **bound.kwargs)
 
-    def check_samples(self, app: specs.AppDef, references: Mapping[str, Reference]) -> None:
+    def check_samples(self, app: specs.AppDef, references: Sequence[Reference]) -> None:
         """Refuse inputs for which the function uses more than the text, judging by two values."""
-        placeholders = {name: Placeholder(reference) for name, reference in references.items()}
+        placeholders = {reference.name: Placeholder(reference) for reference in references}
         if _content(self.build(placeholders)) != _content(app):
             raise AppDefError(
                 f"{self.title} builds a different AppDef each time it is called, even from the same arguments (a time, "
@@ -203,7 +203,7 @@ class _Call:
                 f"as constants, component_from_function({self.name}, NAME=...)."
             )
         wrong: dict[str, str] = {}
-        for name, reference in references.items():
+        for name, reference in zip(placeholders, references, strict=True):
             for value in _SAMPLES[reference.type]:
                 try:
                     is_same = _content(self._run({**placeholders, name: value})) == _content(app, {name: str(value)})
@@ -258,7 +258,7 @@ def _content(value: object, texts: Mapping[str, str] | None = None) -> object:
     if isinstance(value, str):
         return fill_parameters(_plain(value), texts or {})
     if isinstance(value, specs.Role) and all(isinstance(word, str) for word in (value.entrypoint, *value.args)):
-        index = find_program((_plain(value.entrypoint),), [(_plain(arg),) for arg in value.args])
+        index = find_program((value.entrypoint,), [(arg,) for arg in value.args])
         if index is not None:
             args = [*value.args[:index], _words(_plain(value.args[index])), *value.args[index + 1 :]]
             value = dataclasses.replace(value, args=args)
