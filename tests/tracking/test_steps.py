@@ -185,10 +185,10 @@ class TestRefusals:
     @pytest.mark.parametrize("value", [0.5, 0, [], "loss"])
     def test_what_has_no_names(self, value: Any, tmp_path: Path) -> None:
         run = stage(tmp_path)
-        for record in (functools.partial(run.log, 1), run.put):
+        for record in (functools.partial(run.log, 1), run.put, run.add_metadata):
             with pytest.raises(ResultRefusedError, match=says(repr(value), type(value).__name__, "loss=0.3")):
                 record(value, loss=1.0)
-        assert (run.history(), run.results()) == ({}, {})
+        assert (run.history(), run.results(), run.metadata()) == ({}, {}, {})
 
     @pytest.mark.parametrize("value", ["0.5", None, [1], 10**400, {}])
     def test_a_metric_is_a_number(self, value: Any, tmp_path: Path) -> None:

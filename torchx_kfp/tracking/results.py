@@ -34,19 +34,23 @@ def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
     Raises:
         ResultRefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
     """
-    if not hasattr(results, "items"):
-        raise ResultRefusedError(
-            f"The key {shown(key)} got {shown(results)} of type {type(results).__name__}, which has no names. Give "
-            "each value a name: loss=0.3, or {'loss': 0.3}."
-        )
-    return {_name(key, name): _value(key, name, value) for name, value in results.items()}
+    return {_name(key, name): _value(key, name, value) for name, value in join_named(key, results, {}).items()}
 
 
-def join_results(given: Mapping[str, T] | None, named: Mapping[str, T]) -> Mapping[str, T]:
-    """Return what was given in both ways; what has no names stays as it is, for ``check_results`` to refuse."""
+def join_named(key: str, given: Mapping[str, T] | None, named: Mapping[str, T]) -> dict[str, T]:
+    """Return what was given for a key in both ways.
+
+    Raises:
+        ResultRefusedError: it has no names.
+    """
     if given is None:
-        return named
-    return {**given, **named} if hasattr(given, "keys") else given
+        return dict(named)
+    if not hasattr(given, "items"):
+        raise ResultRefusedError(
+            f"The key {shown(key)} got {shown(given)} of type {type(given).__name__}, which has no names. Give each "
+            "value a name: loss=0.3, or {'loss': 0.3}."
+        )
+    return {**given, **named}
 
 
 def encode_results(results: Mapping[str, Result]) -> bytes:

@@ -25,7 +25,7 @@ from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.lineage import Lineage, rank, read_lineage, record_start_once, record_use_once
 from torchx_kfp.tracking.records import Record, Source, read_record
-from torchx_kfp.tracking.results import Result, check_results, join_results, results_frame
+from torchx_kfp.tracking.results import Result, check_results, join_named, results_frame
 from torchx_kfp.tracking.steps import flush, step_log
 from torchx_kfp.tracking.store import PATIENCE, key_text
 from torchx_kfp.tracking.tracker import FsspecResultTracker
@@ -99,7 +99,7 @@ class Run:
                 self._id,
                 protocol.REPLICA_ID,
             )
-        new = check_results(self.id, join_results(results, named))
+        new = check_results(self.id, join_named(self.id, results, named))
         self._tracker.update(self.id, **new)
         if self._mlflow and new:
             self._mlflow.add_metadata(self.id, **new)
@@ -151,7 +151,7 @@ class Run:
         """
         self._refuse_others("logs metrics", "log")
         copies = self._mlflow and functools.partial(self._mlflow.log_steps, self.id)
-        step_log(self._tracker.store, self.id, copies).log(step, join_results(metrics, named))
+        step_log(self._tracker.store, self.id, copies).log(step, metrics, named)
 
     def flush(self) -> None:
         """Write the metrics that this process has logged, and wait until they are stored."""
@@ -178,11 +178,11 @@ class Run:
             named: the same as keyword arguments.
 
         Raises:
-            ResultRefusedError: JSON cannot represent a value, or this is a run that the stage reads. Nothing was
-                written.
+            ResultRefusedError: a value has no name, or JSON cannot represent it, or this is a run that the stage reads.
+                Nothing was written.
         """
         self._refuse_others("records metadata", "add_metadata")
-        new = {**(metadata or {}), **named}
+        new = join_named(self.id, metadata, named)
         add_entry(self._tracker.store, self.id, {"metadata": new})
         if self._mlflow and new:
             self._mlflow.add_parameters(self.id, new)

@@ -25,7 +25,7 @@ from torchx_kfp.common.text import shown
 from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.tracking.curves import GrowingCurve, Point, encode_curves
 from torchx_kfp.tracking.entries import add_entry, warn_once
-from torchx_kfp.tracking.results import check_results, scalar
+from torchx_kfp.tracking.results import check_results, join_named, scalar
 from torchx_kfp.tracking.store import Store, new_entry_name
 
 _logger = logging.getLogger(__name__)
@@ -46,11 +46,13 @@ _MANY = 100_000
 _LAST, _SIGTERM = 120.0, 5.0
 
 
-def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[int, dict[str, float]]:
+def check_step(
+    run_id: str, step: int, metrics: Mapping[str, float] | None, named: Mapping[str, float]
+) -> tuple[int, dict[str, float]]:
     """Return the step and the metrics as plain numbers.
 
     Raises:
-        ResultRefusedError: the step is not an int, or a metric is not a number.
+        ResultRefusedError: the step is not an int, or a metric has no name or is not a number.
     """
     found = step if isinstance(step, int) else scalar(step)
     if isinstance(found, bool) or not isinstance(found, int) or found.bit_length() > _STEP_BITS:
@@ -59,7 +61,7 @@ def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[in
             "Give it first: run.log(step, loss=0.3)."
         )
     checked: dict[str, float] = {}
-    for name, value in check_results(run_id, metrics).items():
+    for name, value in check_results(run_id, join_named(run_id, metrics, named)).items():
         try:
             if isinstance(value, str):
                 raise OverflowError
@@ -96,9 +98,9 @@ class StepLog:
         with contextlib.suppress(RuntimeError):  # Python does not start threads any more, as at its end
             threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True).start()
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float] | None, named: Mapping[str, float]) -> None:
         """Log metrics of a step; see ``Run.log``."""
-        checked = check_step(self._run_id, step, metrics)
+        checked = check_step(self._run_id, step, metrics, named)
         if new := [name for name in checked[1] if name not in self._names]:
             if len(self._names) + len(new) > MAX_NAMES:
                 raise ResultRefusedError(
