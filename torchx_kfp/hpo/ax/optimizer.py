@@ -6,6 +6,7 @@ the next ones. The state grows with the trials: 20 kB at first, 100 kB after ten
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -95,14 +96,9 @@ def _count_untried(definition: Mapping[str, Any], told: Sequence[Mapping[str, An
 def _next_trials(client: Client, number: int) -> list[dict[str, Any]]:
     """Ask for trials until there are enough: Ax returns only those of one of its methods at a time."""
     asked: list[dict[str, Any]] = []
-    while len(asked) < number:
-        try:
-            found = client.get_next_trials(number - len(asked))
-        except (OptimizationComplete, MaxParallelismReachedException):
-            break
-        if not found:
-            break
-        asked += found.values()
+    with contextlib.suppress(OptimizationComplete, MaxParallelismReachedException):
+        while len(asked) < number and (found := client.get_next_trials(number - len(asked))):
+            asked += found.values()
     return asked
 
 
