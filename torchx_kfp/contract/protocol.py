@@ -158,10 +158,7 @@ def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 def encode_parents(parents: Mapping[str, RunIds | Sequence[str]]) -> str:
     """Return ``TORCHX_PARENT_RUN_IDS`` for these parents."""
-    members = [
-        f'"{encode_alias(alias)}": {json.dumps(ids if isinstance(ids, str) else list(ids))}'
-        for alias, ids in parents.items()
-    ]
+    members = (f'"{encode_alias(alias)}": {json.dumps(ids)}' for alias, ids in parents.items())
     return "{" + ", ".join(members) + "}"
 
 
