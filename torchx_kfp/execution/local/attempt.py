@@ -10,7 +10,6 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,12 +26,9 @@ from torchx_kfp.execution.local.executors.executor import (
     MADE,
     AttemptError,
     AttemptPlan,
-    Executor,
     RunningStage,
-    Setup,
-    Start,
 )
-from torchx_kfp.execution.local.executors.process import RUN_MARK, prepare_process, stage_mark
+from torchx_kfp.execution.local.executors.process import RUN_MARK, StageProcess, stage_mark
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, secret_variables
 from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.local.output import Log, StageLines
@@ -67,13 +63,6 @@ class RunContext:
     #: What runs stages in containers, if it does.
     containers: Containers | None = None
     pod_names: PodNames = field(default_factory=PodNames)
-
-    def prepare(self, plan: AttemptPlan, setup: Setup) -> AbstractContextManager[Start]:
-        """Prepare an attempt, as a process or in a container: see ``Executor``."""
-        if plan.container is None:
-            return prepare_process(plan, setup)
-        assert self.containers is not None
-        return self.containers.prepare(plan, setup)
 
 
 def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPlan:
@@ -177,7 +166,7 @@ class Attempt(threading.Thread):
     def __init__(
         self,
         plan: AttemptPlan,
-        executor: Executor,
+        containers: Containers | None,
         lines: StageLines,
         on_message: Callable[[StageResult | ReplicaCount], object],
     ) -> None:
@@ -185,13 +174,13 @@ class Attempt(threading.Thread):
 
         Args:
             plan: its plan.
-            executor: prepares and starts it.
+            containers: what runs it if it has a container.
             lines: shows its output.
             on_message: is called from its threads with its result, and with each number of running replicas.
         """
         super().__init__(name=plan.pod_name, daemon=True)
         self.plan = plan
-        self._executor = executor
+        self._containers = containers
         self._lines = lines
         self._on_message = on_message
         self._lock = threading.Lock()
@@ -230,7 +219,7 @@ class Attempt(threading.Thread):
             self._make_folders()
             self._copy_inputs()
             with self._secret_files():
-                result = self._execute(dataclasses.replace(self.plan, environ=self._environ()), self._executor)
+                result = self._execute(dataclasses.replace(self.plan, environ=self._environ()))
             return result if result.reason else self._with_outputs(result)
         except AttemptError as error:
             return self.plan.result(error.exit_code, str(error))
@@ -285,22 +274,27 @@ class Attempt(threading.Thread):
 
         def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
             own = dataclasses.replace(plan, command=command, args=(), python=None, environ=environ, replaces=None)
-            return self._execute(own, prepare_process).exit_code or 0
+            return self._execute(own).exit_code or 0
 
-        folder = provide_environment(plan.python.installs, plan.environ, run_command, lambda: self._is_ending)
+        folder = provide_environment(plan.python.installs, plan.environ, run_command, self._verify_wanted)
         return plan.environ if folder is None else activate(folder, plan.environ)
 
-    def _execute(self, plan: AttemptPlan, executor: Executor) -> StageResult:
+    def _execute(self, plan: AttemptPlan) -> StageResult:
         """Run the plan's command to its end, with its output in the log, and return its exit code and the reason."""
-        setup = Setup(lambda: self._is_ending, self._say)
+        prepared: contextlib.AbstractContextManager[Callable[[], RunningStage]]
+        if plan.container is None:
+            prepared = contextlib.nullcontext(lambda: StageProcess(plan))
+        else:
+            assert self._containers is not None
+            prepared = self._containers.prepare(plan, self._verify_wanted, self._say)
         # In a replay, this thread gets the signals; the scheduler's attempts have others.
         with (
-            executor(plan, setup) as start,
+            prepared as start,
             contextlib.closing(Log(plan.log_file, self._show)) as log,
             ending_signals(self._pass_on),
         ):
             with self._lock:
-                setup.verify_wanted()
+                self._verify_wanted()
                 self._running = running = start()
             try:
                 while self._early:
@@ -320,6 +314,11 @@ class Attempt(threading.Thread):
             self._early.append(number)
         else:
             self._running.send(signal.Signals(number))
+
+    def _verify_wanted(self) -> None:
+        """Raise AttemptError if it was asked to end before it was started."""
+        if self._is_ending:
+            raise AttemptError("was not started: the run was ended")
 
     def _say(self, line: str) -> None:
         """Write a line of the runner itself into the log."""

@@ -440,7 +440,7 @@ class Scheduler:
             run.started, run.started_at = time.monotonic(), time.time()
         pod_name = plan.pod_name
         attempt = Attempt(
-            plan, self._context.prepare, self._lines, lambda message: self._messages.put((pod_name, message))
+            plan, self._context.containers, self._lines, lambda message: self._messages.put((pod_name, message))
         )
         # Record this before the start: if the runner is killed now, the attempt's folder is known.
         self._listener(

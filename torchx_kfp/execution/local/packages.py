@@ -61,7 +61,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def provide_environment(
-    installs: Installs, environ: Mapping[str, str], run: RunCommand, stopped: Callable[[], bool]
+    installs: Installs, environ: Mapping[str, str], run: RunCommand, verify_wanted: Callable[[], None]
 ) -> Path | None:
     """Return the folder of an environment with these packages; None if the running one has them all.
 
@@ -69,7 +69,7 @@ def provide_environment(
         installs: the words after each ``pip install``.
         environ: the stage's environment; indexes may name its variables (``https://$USER:$TOKEN@host/simple``).
         run: runs a command for the stage.
-        stopped: tells whether the stage was ended meanwhile.
+        verify_wanted: raises AttemptError if the stage was ended.
 
     Raises:
         AttemptError: pip failed, or the environment cannot be created.
@@ -90,7 +90,7 @@ def provide_environment(
     if ready.is_dir():
         return ready.resolve()
     try:
-        with _locked(home, stopped):
+        with _locked(home, verify_wanted):
             if ready.is_dir():
                 return ready.resolve()
             return _make(home, wanted, environ, run)
@@ -163,12 +163,11 @@ def _key(wanted: Installs) -> str:
 
 
 @contextlib.contextmanager
-def _locked(home: Path, stopped: Callable[[], bool]) -> Iterator[None]:
+def _locked(home: Path, verify_wanted: Callable[[], None]) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("a") as lock:
         while True:
-            if stopped():
-                raise AttemptError("was not started: the run was ended")
+            verify_wanted()
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

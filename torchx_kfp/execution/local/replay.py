@@ -271,7 +271,7 @@ def _run(
     journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
     with awaitable_processes():
         # It runs in this thread, which gets the signals.
-        Attempt(attempt, context.prepare, lines, messages.append).run()
+        Attempt(attempt, context.containers, lines, messages.append).run()
     seconds = time.monotonic() - started
     (ended,) = (message for message in messages if isinstance(message, StageResult))
     result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)

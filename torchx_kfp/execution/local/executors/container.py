@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from torchx_kfp.execution.local.executors.executor import (
     AttemptPlan,
     ContainerPlan,
     RunningStage,
-    Setup,
-    Start,
     describe_end,
     is_terminal,
 )
@@ -154,25 +152,34 @@ class Containers:
         )
 
     @contextlib.contextmanager
-    def prepare(self, attempt: AttemptPlan, setup: Setup) -> Iterator[Start]:
-        """Create the attempt's container, from an image that may have to be pulled, and remove it in the end.
+    def prepare(
+        self, plan: AttemptPlan, verify_wanted: Callable[[], None], say: Callable[[str], None]
+    ) -> Iterator[Callable[[], RunningStage]]:
+        """Create an attempt's container, from an image that may have to be pulled, and remove it in the end.
+
+        Args:
+            plan: the attempt's plan.
+            verify_wanted: raises AttemptError if the attempt was ended.
+            say: writes a line into its log.
+
+        Yields:
+            What starts the container.
 
         Raises:
-            AttemptError: it cannot be created, or the stage was ended meanwhile.
+            AttemptError: it cannot be created, or the attempt was ended meanwhile.
         """
-        plan = attempt.container
-        assert plan is not None
+        assert plan.container is not None
         try:
-            image = self._provide(attempt.image, attempt.component.platform.get("imagePullPolicy"), setup)
-            user = pod_user(attempt.component.platform) or (image.get("Config") or {}).get("User") or ""
-            self._share_folders(plan, user)
-            container = self._create(attempt)
+            image = self._provide(plan.image, plan.component.platform.get("imagePullPolicy"), verify_wanted, say)
+            user = pod_user(plan.component.platform) or (image.get("Config") or {}).get("User") or ""
+            self._share_folders(plan.container, user)
+            container = self._create(plan)
         except UnfitFileError as error:
             raise AttemptError(f"could not be started: {error}") from None
         except OSError as error:
             raise _lost(self.engine, error) from None
         try:
-            yield lambda: ContainerStage(self.engine, container, attempt)
+            yield lambda: ContainerStage(self.engine, container, plan)
         finally:
             self.engine.remove(container)
 
@@ -185,7 +192,9 @@ class Containers:
         with contextlib.suppress(EngineError, OSError):
             self.engine.remove_all(self.run_id, self.mark)
 
-    def _provide(self, image: str, policy: str | None, setup: Setup) -> dict[str, Any]:
+    def _provide(
+        self, image: str, policy: str | None, verify_wanted: Callable[[], None], say: Callable[[str], None]
+    ) -> dict[str, Any]:
         """Return the engine's description of the image, which is pulled if it is missing."""
         before, found = self._refused.get(image), self.engine.inspect("image", image)
         if policy == "Never" and found is None:
@@ -195,19 +204,18 @@ class Containers:
             )
         if policy == "Always" or found is None:
             if image not in self._pulled:
-                setup.say(f"Pulling the image {image}.")
+                say(f"Pulling the image {image}.")
             pulling = self._pulling[image]
             while not pulling.acquire(timeout=POLL):
-                setup.verify_wanted()
+                verify_wanted()
             try:
                 if image not in self._pulled:
                     refused = self._refused.get(image)
                     if refused is not None and refused is not before:  # while this stage waited
                         raise refused
-                    ask(self.engine.program, "pull", "--quiet", "--", image, is_ended=setup.is_ended)
+                    ask(self.engine.program, "pull", "--quiet", "--", image, verify_wanted=verify_wanted)
                     self._pulled.add(image)
             except EngineError as error:
-                setup.verify_wanted()
                 self._refused[image] = error
                 missing = "is not here and " if found is None else ""
                 raise AttemptError(

@@ -83,7 +83,7 @@ def ask(
     program: str,
     *words: str,
     environ: Mapping[str, str] | None = None,
-    is_ended: Callable[[], bool] | None = None,
+    verify_wanted: Callable[[], None] | None = None,
 ) -> str:
     """Run a program of an engine with these words, and return what it prints.
 
@@ -91,13 +91,13 @@ def ask(
         program: its path.
         words: its words.
         environ: its variables. Default: those of this process.
-        is_ended: tells whether nobody waits any more; it may then take as long as it likes.
+        verify_wanted: raises an exception if nobody waits any more; with it, it may take as long as it likes.
 
     Raises:
         EngineError: it failed, or does not answer.
         OSError: it cannot be started with these words; ValueError if one has a NUL character.
     """
-    deadline = math.inf if is_ended else time.monotonic() + _TIMEOUT
+    deadline = math.inf if verify_wanted else time.monotonic() + _TIMEOUT
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # A session of its own: Ctrl-C in a terminal is for this process.
     process: subprocess.Popen[bytes] | None = None
@@ -109,10 +109,12 @@ def ask(
             signal.raise_signal(number)
         while True:
             try:
-                output, errors = process.communicate(timeout=POLL if is_ended else _TIMEOUT)
+                output, errors = process.communicate(timeout=POLL if verify_wanted else _TIMEOUT)
                 break
             except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline or (is_ended and is_ended()):
+                if verify_wanted:
+                    verify_wanted()
+                if time.monotonic() > deadline:
                     raise EngineError(f"it has not answered for {_TIMEOUT} s") from None
     except BaseException:  # such as Ctrl-C, if this is the main thread
         if process is not None:

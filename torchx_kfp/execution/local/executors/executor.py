@@ -1,4 +1,4 @@
-"""The plan of an attempt at a stage, with its container if it has one, and the interface of what executes it."""
+"""The plan of an attempt at a stage, with its container if it has one, and the interface of what was started."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -230,19 +229,6 @@ def is_terminal(stream: Any) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What the preparation of an attempt may ask: whether it was ended meanwhile, and to write a line into its log."""
-
-    is_ended: Callable[[], bool]
-    say: Callable[[str], None]
-
-    def verify_wanted(self) -> None:
-        """Raise AttemptError if the attempt was ended."""
-        if self.is_ended():
-            raise AttemptError("was not started: the run was ended")
-
-
 def describe_end(code: int, last_line: str, *, here: bool) -> str:
     """Describe how a stage ended, and the way out if its exit code or the last line of its log has one.
 
@@ -264,10 +250,3 @@ def describe_end(code: int, last_line: str, *, here: bool) -> str:
     elif last_line.startswith(_OWN):
         why = last_line.removeprefix(_OWN).removesuffix(".")  # the sentence around it has its own
     return f"{describe_exit(code)}{why and ': '}{why}"
-
-
-#: Starts an attempt that is prepared. It returns at once, or raises AttemptError.
-Start = Callable[[], RunningStage]
-#: Prepares an attempt, which may take long, and clears up behind it. It is called in many threads, and raises
-#: AttemptError if the attempt cannot be started.
-Executor = Callable[[AttemptPlan, Setup], AbstractContextManager[Start]]

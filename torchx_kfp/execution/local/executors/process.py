@@ -29,8 +29,6 @@ from torchx_kfp.execution.local.executors.executor import (
     AttemptError,
     AttemptPlan,
     RunningStage,
-    Setup,
-    Start,
     is_terminal,
 )
 from torchx_kfp.execution.local.output import Log
@@ -47,14 +45,15 @@ _READ_SIZE = 1 << 16
 class StageProcess(RunningStage):
     """A process, with everything that it starts. An attached one stays in this process's group and session."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], directory: Path, *, attached: bool) -> None:
+    def __init__(self, plan: AttemptPlan) -> None:
         """Start it; the last part of ``RUN_MARK`` in its environment belongs to this process only.
 
         Raises:
             AttemptError: there is no such command, or it cannot be started with these words.
         """
+        words, environ, attached = plan.process_command, plan.environ, plan.replaces is not None
         try:
-            super().__init__(words, attached=attached, env=dict(environ), cwd=directory)
+            super().__init__(words, attached=attached, env=dict(environ), cwd=plan.directory)
         except (OSError, ValueError) as error:
             raise start_error(words, error) from None
         pid, is_marked = self.process.pid, _has_mark(environ.get(RUN_MARK, "").rpartition(":")[2])
@@ -173,14 +172,6 @@ def _living(is_wanted: Callable[[int], bool]) -> Iterator[int]:
                 with open(f"/proc/{pid}/stat", "rb") as file:
                     if file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
                         yield pid
-
-
-@contextlib.contextmanager
-def prepare_process(attempt: AttemptPlan, setup: Setup) -> Iterator[Start]:
-    """Prepare an attempt as a process of this machine, which needs nothing."""
-    yield lambda: StageProcess(
-        attempt.process_command, attempt.environ, attempt.directory, attached=attempt.replaces is not None
-    )
 
 
 def start_error(command: Sequence[str], error: Exception) -> AttemptError:
