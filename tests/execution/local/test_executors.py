@@ -101,7 +101,7 @@ def test_limits_of_all_forms():
     both = {"cpuLimit": 1.0, "resourceCpuLimit": "{{$.inputs.parameters['c']}}", "resourceMemoryLimit": "1Gi"}
     assert read_limits(both, Facts(parameters={"c": "250m"})) == Limits(0.25, 2**30)
     accelerator = {"accelerator": {"type": "nvidia.com/gpu", "count": "2", "resourceCount": "1"}}
-    assert read_limits(accelerator, Facts()) == Limits(accelerators=1, accelerator_type="nvidia.com/gpu")
+    assert read_limits(accelerator, Facts()) == Limits(accelerators=1)
     assert read_limits({"cpuRequest": 2.0, "resourceMemoryRequest": "1G"}, Facts()) == Limits()
 
 

@@ -85,9 +85,7 @@ def _artifact(name: str, message: Mapping[str, Any], declared: ArtifactType) -> 
     title = as_text(kind.get("schemaTitle"))
     return Artifact(
         as_text(message.get("name")) or name,
-        ArtifactType(title, as_text(kind.get("schemaVersion")))
-        if title
-        else dataclasses.replace(declared, is_list=False),
+        ArtifactType(title, as_text(kind.get("schemaVersion"))) if title else declared,
         as_text(message.get("uri")),
         as_object(message.get("metadata")),
         imported=True,

@@ -54,9 +54,9 @@ _PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--
 _LAYER = "_torchx_kfp_layer.pth"
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_folder() -> Path:
     """Return the folder that has the environments."""
-    root = environ.get("XDG_CACHE_HOME", "")
+    root = os.environ.get("XDG_CACHE_HOME", "")
     return Path(root if os.path.isabs(root) else os.path.expanduser("~/.cache")) / "torchx-kfp" / "venvs"
 
 

@@ -197,10 +197,6 @@ class Limits:
     cpus: float | None = None
     memory: int | None = None
     accelerators: int = 0
-    accelerator_type: str = ""
-
-
-NO_LIMITS = Limits()
 
 
 def read_limits(resources: Mapping[str, Any], facts: Facts) -> Limits:
@@ -209,8 +205,7 @@ def read_limits(resources: Mapping[str, Any], facts: Facts) -> Limits:
     Raises:
         ValueError: a value is not a quantity.
     """
-    accelerator = resources.get("accelerator") or {}
-    count = _text(accelerator, "resourceCount", "count", facts)
+    count = _text(resources.get("accelerator") or {}, "resourceCount", "count", facts)
     cpus = _text(resources, "resourceCpuLimit", "cpuLimit", facts)
     memory = resolve_text(str(resources.get("resourceMemoryLimit") or ""), facts)
     gigabytes = float(resources.get("memoryLimit") or 0)
@@ -218,7 +213,6 @@ def read_limits(resources: Mapping[str, Any], facts: Facts) -> Limits:
         cpus=float(parse_quantity(cpus)) or None if cpus else None,
         memory=math.ceil(parse_quantity(memory)) or None if memory else round(gigabytes * _GIGABYTE) or None,
         accelerators=int(parse_quantity(count)) if count else 0,
-        accelerator_type=_text(accelerator, "resourceType", "type", facts),
     )
 
 

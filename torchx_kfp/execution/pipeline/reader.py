@@ -143,18 +143,11 @@ def _component(name: str, spec: dict[str, Any], executors: dict[str, Any], setti
 
 
 def _artifact_types(definitions: dict[str, Any]) -> dict[str, ArtifactType]:
-    return {
-        key: _schema(value.get("artifactType", {}), is_list=bool(value.get("isArtifactList")))
-        for key, value in definitions.get("artifacts", {}).items()
-    }
+    return {key: _schema(value.get("artifactType", {})) for key, value in definitions.get("artifacts", {}).items()}
 
 
-def _schema(spec: dict[str, Any], *, is_list: bool = False) -> ArtifactType:
-    return ArtifactType(
-        title=str(spec.get("schemaTitle", "system.Artifact")),
-        version=str(spec.get("schemaVersion", "")),
-        is_list=is_list,
-    )
+def _schema(spec: dict[str, Any]) -> ArtifactType:
+    return ArtifactType(spec.get("schemaTitle", "system.Artifact"), spec.get("schemaVersion", ""))
 
 
 def _importer(spec: dict[str, Any]) -> Importer:
@@ -362,7 +355,7 @@ _TYPES: Mapping[str, Any] = {
             "resourceMemoryLimit resourceType runtimeParameter schemaTitle schemaVersion secretKey secretName size "
             "sizeLimit strategy subPath type value volumeName",
         ),
-        (bool, "applyToTask downloadToWorkspace enableCache isArtifactList isOptional optional runAsNonRoot"),
+        (bool, "applyToTask downloadToWorkspace enableCache isOptional optional runAsNonRoot"),
         (
             dict,
             "accelerator annotations artifactIterator artifactType artifactUri artifacts cachingOptions componentRef "

@@ -36,11 +36,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ArtifactType:
-    """The type of an artifact, such as ``system.Model``, or of a list of artifacts."""
+    """The type of an artifact, such as ``system.Model``, or of each artifact in a list."""
 
     title: str
     version: str = ""
-    is_list: bool = False
 
 
 @dataclass(frozen=True)

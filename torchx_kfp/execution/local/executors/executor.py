@@ -18,7 +18,7 @@ from torchx_kfp.contract.inputs import SEPARATOR, is_stage_input
 from torchx_kfp.execution.local.executors.mounts import Mount, source_of
 from torchx_kfp.execution.local.output import Log
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
-from torchx_kfp.execution.pipeline.placeholders import NO_LIMITS, Facts, Limits
+from torchx_kfp.execution.pipeline.placeholders import Facts, Limits
 from torchx_kfp.execution.pipeline.python_components import PythonComponent
 from torchx_kfp.execution.pipeline.spec import Component
 from torchx_kfp.execution.runs.journal import LOG_FILE
@@ -41,16 +41,16 @@ _OWN = "torchx-kfp: "
 class ContainerPlan:
     """The parts of a plan that only a container needs: its mounts, and settings of its pod."""
 
-    mounts: Sequence[Mount] = ()
+    mounts: Sequence[Mount]
     #: Folders in memory: their paths in the container, and their sizes in bytes (None for no limit).
-    memory_folders: Mapping[str, int | None] = field(default_factory=dict)
+    memory_folders: Mapping[str, int | None]
     #: Folders to create on this machine that the container's user, whoever that is, must be able to write to. Each is
     #: mapped to the folder beneath which it is opened: only the runner can have made links in that folder's path.
-    shared_folders: Mapping[str, str] = field(default_factory=dict)
+    shared_folders: Mapping[str, str]
     #: Files that exist only while the container runs: names and contents, by the folder's path on this machine.
-    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    limits: Limits = NO_LIMITS
-    shared_memory: int | None = None
+    files: Mapping[str, Mapping[str, str]]
+    limits: Limits
+    shared_memory: int | None
 
     def mount_of(self, path: str) -> tuple[Mount, str] | None:
         """Return the mount that shows a path of the container, and the path on this machine."""
