@@ -136,7 +136,6 @@ def _inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]
 
 def _constant(name: str, value: Any, nested: bool) -> Iterator[tuple[Kind, str]]:
     text = _as_text(value)
-    yield from _channels_left(text)
     if nested and (found := _INPUT.search(text)):
         channel = found.group(2).removeprefix(CHANNEL)
         yield (
@@ -173,7 +172,6 @@ def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
             "Have a stage return the list, and loop over its output",
         )
     if task.loop.raw is not None:
-        yield from _channels_left(task.loop.raw)
         yield from _text("its items", task.loop.raw, {})
 
 
@@ -267,10 +265,8 @@ def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
                 f"contains {placeholder}, which KFP's backend does not replace in a command. Facts about the run work "
                 "as a task's argument; an artifact's metadata and the report's path are in the executor input, {{$}}",
             )
-        yield from _channels_left(text)
         yield from _text("its command", text, variables)
     for name, text in container.env:
-        yield from _channels_left(text)
         yield from _text(f"its variable {name}", text, variables)
     for text in container.args:
         unset = [found.group(2) for found in _INPUT.finditer(text) if found.group(2) not in task.inputs]
@@ -293,6 +289,14 @@ def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
 
 
 def _text(what: str, text: str, variables: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+    """Find what is wrong with a text of a stage, such as a channel that KFP's compiler has left in it."""
+    if match := _CHANNEL.search(text):
+        producer, name = match.groups()
+        channel = f"{producer}.{name}" if producer else name
+        yield (
+            Kind.FAILS,
+            f"contains the channel {channel!r} as text that KFP has not filled in. Pass it as a separate argument",
+        )
     if change := find_change(text, variables):
         yield Kind.CHANGED, f"has {change[0]!r} in {what}, which {_arrives(change[1])}"
     if large := large_character(text):
@@ -304,17 +308,6 @@ def _arrives(text: str) -> str:
         f"arrives as {text!r}: Argo and the kubelet expand the text of a stage. Write it in another way (task_from_app "
         "encodes an AppDef's own arguments and variables), or have the application read it from a file"
     )
-
-
-def _channels_left(text: str) -> Iterator[tuple[Kind, str]]:
-    """Find channels that KFP's compiler has left in a text, as it does in variables and loop items."""
-    if match := _CHANNEL.search(text):
-        producer, name = match.groups()
-        channel = f"{producer}.{name}" if producer else name
-        yield (
-            Kind.FAILS,
-            f"contains the channel {channel!r} as text that KFP has not filled in. Pass it as a separate argument",
-        )
 
 
 def _as_text(value: Any) -> str:

@@ -53,7 +53,7 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
     if isinstance(pipeline, Pipeline):
         return pipeline
     if isinstance(pipeline, (str, os.PathLike)):
-        return _load_file(Path(pipeline))
+        return load_file(Path(pipeline))
     from kfp import dsl
     from kfp.dsl.base_component import BaseComponent
 
@@ -68,11 +68,6 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
         name = pipeline.__name__
         raise PipelineFileError(f"{name!r} is a TorchX component, not a pipeline. {in_a_pipeline(name)}")
     return compile_function(dsl.pipeline(pipeline))
-
-
-def load_recorded(path: Path, root: Path) -> Pipeline:
-    """Return the pipeline in a file that must be inside of a folder. The errors are those of ``load_pipeline``."""
-    return _load_file(path, root)
 
 
 def is_torchx_component(function: object) -> bool:
@@ -117,7 +112,8 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
     return dataclasses.replace(pipeline, is_compiled_here=True)
 
 
-def _load_file(path: Path, root: Path | None = None) -> Pipeline:
+def load_file(path: Path, root: Path | None = None) -> Pipeline:
+    """Return the pipeline in a file, which must be inside of ``root``. The errors are those of ``load_pipeline``."""
     try:
         # A file that the user names may be a pipe, such as that of <(command).
         with path.open("rb") if root is None else open(open_regular(str(path), str(root)), "rb") as file:

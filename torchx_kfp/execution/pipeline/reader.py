@@ -352,8 +352,8 @@ _TYPES: Mapping[str, Any] = {
             "configMapKey configMapName description envVar executorLabel field fieldPath image imagePullPolicy "
             "inputArtifact inputParameter itemInput medium mountPath name outputArtifactKey outputParameterKey "
             "parameterExpressionSelector parameterType producerSubtask producerTask resourceCount resourceCpuLimit "
-            "resourceMemoryLimit resourceType runtimeParameter schemaTitle schemaVersion secretKey secretName size "
-            "sizeLimit strategy subPath type value volumeName",
+            "resourceMemoryLimit runtimeParameter schemaTitle schemaVersion secretKey secretName size "
+            "sizeLimit strategy subPath value volumeName",
         ),
         (bool, "applyToTask downloadToWorkspace enableCache isOptional optional runAsNonRoot"),
         (

@@ -16,7 +16,7 @@ from typing import Any
 from torchx_kfp.common.safe_files import open_regular, read_bytes
 from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, listed, shown
 from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError, explain
-from torchx_kfp.execution.pipeline.load import load_recorded, verify_depth
+from torchx_kfp.execution.pipeline.load import load_file, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
 from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run, read_record
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, read_fields
@@ -212,7 +212,7 @@ class RunReader(RunSource):
         first = next((event for event in self._events if isinstance(event, RunStarted)), None)
         return RunRecord(
             folder=self.folder,
-            load=partial(load_recorded, self.folder / PIPELINE_FILE, self.folder),
+            load=partial(load_file, self.folder / PIPELINE_FILE, self.folder),
             run_id=self.run_id,
             pipeline=self._request.pipeline or (first.pipeline if first else ""),
             created=created(self.folder, self._request),
