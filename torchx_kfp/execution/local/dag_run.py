@@ -19,10 +19,12 @@ from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_constant, 
 from torchx_kfp.execution.pipeline.spec import (
     Component,
     Constant,
+    Dag,
     FinalStatus,
     FromInput,
     FromTask,
     Importer,
+    Loop,
     Origin,
     Pipeline,
     Retry,
@@ -211,18 +213,15 @@ def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], wo
     )
 
 
-def loop_items(run: TaskRun) -> list[Any]:
-    """Return the items of the task's loop.
+def loop_items(loop: Loop, inputs: Mapping[str, Any]) -> list[Any]:
+    """Return the items of a loop, given the inputs of its task.
 
     Raises:
         ValueError: they are not a list.
     """
-    loop = run.task.loop
-    if loop is None:
-        raise TypeError(f"the task {run.task.name} is not a loop")
     if loop.raw is not None:
         return list(json.loads(loop.raw))
-    items = run.inputs.get(loop.from_input or "")
+    value = items = inputs.get(loop.from_input or "")
     if is_artifact(items):
         return artifacts_in(items)
     if isinstance(items, str):
@@ -232,7 +231,7 @@ def loop_items(run: TaskRun) -> list[Any]:
         except ValueError:
             items = None
     if not isinstance(items, list):
-        raise ValueError(f"loops over something that is not a list: {shown(run.inputs.get(loop.from_input or ''))}")
+        raise ValueError(f"loops over something that is not a list: {shown(value)}")
     return items
 
 
@@ -259,40 +258,25 @@ def final_status(run: TaskRun, run_id: str) -> dict[str, Any]:
     }
 
 
-def collect(run: TaskRun, pipeline: Pipeline) -> dict[str, list[Any]]:
+def collect(component: Component, iterations: Sequence[Mapping[str, Any]], pipeline: Pipeline) -> dict[str, list[Any]]:
     """Return the outputs of a loop, each as a list of the iterations' values; for nested loops, the list is flat."""
-    progress = run.loop
-    if progress is None:
-        raise TypeError(f"the task {run.task.name} is not a loop")
     collected: dict[str, list[Any]] = {}
-    for name in run.component.as_dag().outputs:
-        values = [outputs[name] for outputs in progress.outputs if name in outputs]
-        if name in run.component.artifact_outputs or any(map(is_artifact, values)):
+    for name in component.as_dag().outputs:
+        values = [outputs[name] for outputs in iterations if name in outputs]
+        if name in component.artifact_outputs or any(map(is_artifact, values)):
             collected[name] = ArtifactList(artifact for value in values for artifact in artifacts_in(value))
-        elif _is_collected(run.component, name, pipeline):
+        elif _is_collected(component, name, pipeline):
             collected[name] = [item for value in values for item in value]
         else:
             collected[name] = values
     return collected
 
 
-def missing_in_iterations(run: TaskRun, stages: Sequence[str]) -> dict[str, str]:
-    """Return the outputs that some or all iterations of a loop did not produce, and the reason.
-
-    Args:
-        run: a loop that is over.
-        stages: the names of the stages in the loop.
-    """
-    progress = run.loop
-    if progress is None:
-        raise TypeError(f"the task {run.task.name} is not a loop")
+def missing_in_iterations(dag: Dag, iterations: Sequence[Mapping[str, Any]], stages: Sequence[str]) -> dict[str, str]:
+    """Return the outputs that some or all iterations of a loop over ``stages`` did not produce, and the reason."""
     loop = f"the loop with {listed(map(repr, stages), MOST_NAMED)}"
-    why = f"an iteration of {loop} has skipped it" if progress.items else f"{loop} had no iterations"
-    return {
-        name: why
-        for name in run.component.as_dag().outputs
-        if not progress.items or any(name not in outputs for outputs in progress.outputs)
-    }
+    why = f"an iteration of {loop} has skipped it" if iterations else f"{loop} had no iterations"
+    return {name: why for name in dag.outputs if not iterations or any(name not in outputs for outputs in iterations)}
 
 
 def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:

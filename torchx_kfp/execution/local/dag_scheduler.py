@@ -276,7 +276,7 @@ class Scheduler:
             if run.task.condition is not None and not is_true(run.task.condition, values):
                 self._pass_over(run, State.SKIPPED, reasons.CONDITION_IS_FALSE)
                 return
-            items = loop_items(run) if run.task.loop else []
+            items = loop_items(run.task.loop, run.inputs) if run.task.loop else []
             self._count(items)
         except Exception as error:
             self._fail(run, error)
@@ -336,9 +336,9 @@ class Scheduler:
         if progress.is_over:
             run.reason = "failed in an iteration" if progress.failed else ""
             run.failed.sort(key=indices_of)  # iterations end in any order
-            outputs = collect(run, self._pipeline)
+            outputs = collect(run.component, progress.outputs, self._pipeline)
             stages = sorted(without_indices(stage.name) for stage in self._inside(run))
-            run.missing = missing_in_iterations(run, stages)
+            run.missing = missing_in_iterations(run.component.as_dag(), progress.outputs, stages)
             self._finish(run, State.FAILED if progress.failed else State.SUCCEEDED, outputs)
 
     def _close(self, dag: DagRun) -> None:
