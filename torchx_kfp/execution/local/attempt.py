@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -218,8 +217,7 @@ class Attempt(threading.Thread):
         try:
             self._make_folders()
             self._copy_inputs()
-            with self._secret_files():
-                result = self._execute(dataclasses.replace(self.plan, environ=self._environ()))
+            result = self._execute(dataclasses.replace(self.plan, environ=self._environ()))
             return result if result.reason else self._with_outputs(result)
         except AttemptError as error:
             return self.plan.result(error.exit_code, str(error))
@@ -251,20 +249,6 @@ class Attempt(threading.Thread):
                     raise
                 # A Python component may need only the URI; if it opens the file, it fails by itself.
                 self._say(f"This stage {error}")
-
-    @contextlib.contextmanager
-    def _secret_files(self) -> Iterator[None]:
-        """Write the files of a container's secrets, and remove them when the container has ended."""
-        files = self.plan.container.files if self.plan.container is not None else {}
-        try:
-            for folder, contents in files.items():
-                os.makedirs(folder)
-                for name, text in contents.items():
-                    Path(folder, name).write_text(text, encoding="utf-8", newline="")
-            yield
-        finally:
-            for folder in files:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _environ(self) -> Mapping[str, str]:
         """Install the packages that the stage asks for, and return its environment variables."""

@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -169,19 +170,23 @@ class Containers:
             AttemptError: it cannot be created, or the attempt was ended meanwhile.
         """
         assert plan.container is not None
-        try:
-            image = self._provide(plan.image, plan.component.platform.get("imagePullPolicy"), verify_wanted, say)
-            user = pod_user(plan.component.platform) or (image.get("Config") or {}).get("User") or ""
-            self._share_folders(plan.container, user)
-            container = self._create(plan)
-        except UnfitFileError as error:
-            raise AttemptError(f"could not be started: {error}") from None
-        except OSError as error:
-            raise _lost(self.engine, error) from None
-        try:
+        with contextlib.ExitStack() as stack:
+            for folder, contents in plan.container.files.items():
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                os.makedirs(folder)
+                for name, text in contents.items():
+                    Path(folder, name).write_text(text, encoding="utf-8", newline="")
+            try:
+                image = self._provide(plan.image, plan.component.platform.get("imagePullPolicy"), verify_wanted, say)
+                user = pod_user(plan.component.platform) or (image.get("Config") or {}).get("User") or ""
+                self._share_folders(plan.container, user)
+                container = self._create(plan)
+            except UnfitFileError as error:
+                raise AttemptError(f"could not be started: {error}") from None
+            except OSError as error:
+                raise _lost(self.engine, error) from None
+            stack.callback(self.engine.remove, container)
             yield lambda: ContainerStage(self.engine, container, plan)
-        finally:
-            self.engine.remove(container)
 
     def image_id(self, image: str) -> str:
         """Return the id of the image that has this name now: an image that is rebuilt gets another id."""

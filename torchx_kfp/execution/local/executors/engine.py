@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +95,6 @@ def ask(
         EngineError: it failed, or does not answer.
         OSError: it cannot be started with these words; ValueError if one has a NUL character.
     """
-    deadline = math.inf if verify_wanted else time.monotonic() + _TIMEOUT
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # A session of its own: Ctrl-C in a terminal is for this process.
     process: subprocess.Popen[bytes] | None = None
@@ -112,10 +109,9 @@ def ask(
                 output, errors = process.communicate(timeout=POLL if verify_wanted else _TIMEOUT)
                 break
             except subprocess.TimeoutExpired:
-                if verify_wanted:
-                    verify_wanted()
-                if time.monotonic() > deadline:
+                if verify_wanted is None:
                     raise EngineError(f"it has not answered for {_TIMEOUT} s") from None
+                verify_wanted()
     except BaseException:  # such as Ctrl-C, if this is the main thread
         if process is not None:
             with process:
