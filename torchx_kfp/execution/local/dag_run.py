@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
+from graphlib import TopologicalSorter
 from typing import Any
 
 from torchx_kfp.common.text import listed, shown
@@ -44,8 +45,6 @@ class TaskRun:
         self.task = task
         self.component = component
         self.name = dag.names.of(task.name)
-        self.dependents: list[TaskRun] = []
-        self.waiting = len(task.depends_on)
         self.state: State | None = None
         #: The names of the failed tasks in it, if it is a group: users do not know the group's name.
         self.failed: list[str] = []
@@ -113,13 +112,13 @@ class DagRun:
     failed: bool = False
 
     def __post_init__(self, pipeline: Pipeline) -> None:
-        """Connect the tasks."""
         tasks = self.component.as_dag().tasks
         self.runs = {name: TaskRun(self, task, pipeline.component_of(task)) for name, task in tasks.items()}
-        self.remaining = len(self.runs)
-        for run in self.runs.values():
-            for upstream in run.task.depends_on:
-                self.runs[upstream].dependents.append(run)
+        #: The tasks that have not ended, in the order of the file.
+        self.left = TopologicalSorter(dict.fromkeys(tasks, ()))
+        for name, task in tasks.items():
+            self.left.add(name, *task.depends_on)
+        self.left.prepare()
 
     def outputs(self) -> dict[str, Any]:
         """Return the outputs of the DAG, including artifacts, except those of tasks that were skipped or failed."""

@@ -164,7 +164,7 @@ class Scheduler:
             self._later(self._time_limit, self._expire)
         try:
             self._open(root)
-            while root.remaining:
+            while root.left.is_active():
                 if not self._act() and not self._start_next():
                     self._wait()
             self._close(root)
@@ -252,10 +252,10 @@ class Scheduler:
             attempt.join(max(0.0, deadline - time.monotonic()))
 
     def _open(self, dag: DagRun) -> None:
-        for run in dag.runs.values():
-            if run.waiting == 0:
-                self._later(0, partial(self._begin, run))
-        if not dag.runs:
+        """Begin the tasks of a DAG that wait for no other any more, or finish the DAG."""
+        for name in dag.left.get_ready():
+            self._later(0, partial(self._begin, dag.runs[name]))
+        if not dag.left.is_active():
             self._later(0, partial(self._close, dag))
 
     def _begin(self, run: TaskRun) -> None:
@@ -529,13 +529,8 @@ class Scheduler:
         dag.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
         if self._options.fail_fast and failed and not _may_be_retried(dag):
             self._later(-math.inf, partial(self._fail_fast, run))
-        dag.remaining -= 1
-        for dependent in run.dependents:
-            dependent.waiting -= 1
-            if dependent.waiting == 0:
-                self._later(0, partial(self._begin, dependent))
-        if dag.remaining == 0:
-            self._later(0, partial(self._close, dag))
+        dag.left.done(run.task.name)
+        self._open(dag)
 
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, with all stages inside it. What the run that is resumed has of them stays."""
