@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.execution.host.answers_of_kfp import RECORDED, answer
 from tests.execution.host.scripted import Reply, Scripted, scripted, status
 from tests.facts import says
+from torchx_kfp.execution.host import pod_logs
 from torchx_kfp.execution.host.connection import Connection, Timeouts
 from torchx_kfp.execution.host.pod_logs import StageLogs, clean_log
 from torchx_kfp.execution.host.settings import Settings
@@ -145,11 +147,12 @@ def test_a_log_that_kubernetes_begins_anew(server: Scripted) -> None:
     assert seen == ["one\ntwo\nthree\n", "four\n", "", "five\nsix\n"]
 
 
-def test_a_large_log_is_not_fetched_all_the_time(server: Scripted) -> None:
+def test_a_large_log_is_not_fetched_all_the_time(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     server.script = lambda request: Reply("one\n")
     # Each log takes two seconds.
     times = iter([0.0, 2.0, 3.0, 19.0, 21.0, 23.0, 24.0, 26.0])
-    log = Log(server, clock=lambda: next(times))
+    monkeypatch.setattr(pod_logs, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    log = Log(server)
     assert [log.read_new(is_over=False) for _ in range(4)] == [b"one\n", b"", b"", b""]
     assert len(server.requests) == 2, "18 seconds later"
     log.read_new(is_over=True)

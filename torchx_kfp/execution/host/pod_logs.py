@@ -104,15 +104,7 @@ class _PodLog:
 class StageLogs:
     """The log files of a run's stages, in a folder that is removed at the end of the process."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        run_id: str,
-        say: Callable[[str], object],
-        *,
-        raw: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, connection: Connection, run_id: str, say: Callable[[str], object], *, raw: bool = False) -> None:
         """Name the run. Nothing is read yet.
 
         Args:
@@ -120,10 +112,8 @@ class StageLogs:
             run_id: the run.
             say: gets sentences about logs that cannot be read, each once.
             raw: whether to keep the lines of KFP's launcher.
-            clock: the time, in seconds.
         """
         self._connection, self._run_id, self._say, self._is_raw = connection, run_id, say, raw
-        self._clock = clock
         self._folder = Path(_temporary_folder(), f"torchx-kfp-{secrets.token_hex(8)}")
         #: Removes the folder, which is made with the first log.
         self._remove: Callable[[], object] | None = None
@@ -156,7 +146,7 @@ class StageLogs:
             path: the log file, from ``add``.
             is_over: whether the pod has ended, so that its last line is whole even without a line break.
         """
-        log, began = self._logs[path], self._clock()
+        log, began = self._logs[path], time.monotonic()
         if log.is_complete:
             return log.is_readable
         if not is_over and began < log.due:
@@ -189,7 +179,7 @@ class StageLogs:
             return False  # the lines are written the next time
         log.written += len(new)
         log.is_complete = is_over
-        took = self._clock() - began
+        took = time.monotonic() - began
         log.due = began + (1 + _REST) * took if took > _LONG else 0.0
         return True
 
