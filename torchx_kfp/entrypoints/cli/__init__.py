@@ -88,8 +88,16 @@ make-data. A run is looked for on this machine, and then on the KFP host; with -
 _SIMILAR = 0.75
 
 
-def _explained(error: click.NoSuchOption) -> click.UsageError:
+@contextlib.contextmanager
+def _explaining_options() -> Iterator[None]:
     """Say what to write for an option of another place; click would suggest one that looks a little like it."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        raise _explained(error) from None
+
+
+def _explained(error: click.NoSuchOption) -> click.UsageError:
     import difflib
 
     from torchx_kfp.execution.host.settings import SETTINGS, way_to_give
@@ -112,30 +120,6 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
             f" A parameter of a pipeline: -p {name}=... An argument of a component, after all options: -- --{name} ..."
         )
     return click.UsageError(f"{error.message.rstrip('.')}.{hint}", error.ctx)
-
-
-@contextlib.contextmanager
-def _closed_streams() -> Iterator[None]:
-    """Keep the exit code of click's own output (help and wrong calls) if the reader of a stream is gone."""
-    try:
-        yield
-    except BrokenPipeError:
-        from torchx_kfp.entrypoints.cli.display.printing import discard, has_reader
-
-        if has_reader(sys.stdout):
-            raise  # another pipe has broken, such as the connection to a store
-        discard(sys.stdout)
-        raise click.exceptions.Exit(0) from None
-    except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption):
-            error = _explained(error)
-        try:
-            error.show()
-        except OSError:
-            from torchx_kfp.entrypoints.cli.display.printing import discard
-
-            discard(sys.stderr)
-        raise click.exceptions.Exit(error.exit_code) from None
 
 
 class _CommandGroup(click.Group):
@@ -173,7 +157,7 @@ class _CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _closed_streams():
+        with _explaining_options():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -185,7 +169,7 @@ class _CommandGroup(click.Group):
         logger, handler = logging.getLogger("torchx_kfp"), MessageHandler(logging.WARNING)
         logger.addHandler(handler)
         try:
-            with _closed_streams():
+            with _explaining_options():
                 return super().invoke(ctx)
         except TorchxKfpError as error:
             if ctx.params.get("traceback"):
@@ -208,8 +192,36 @@ def cli(traceback: bool) -> None:
     del traceback  # read by the group
 
 
+class _Pipe(io.FileIO):
+    """The file of a stream whose reader may be gone, such as ``head -1``: what fails with this error is not written.
+
+    Any other error is raised once: Python writes the rest of a buffer again when it ends.
+    """
+
+    def __init__(self, stream: io.TextIOWrapper, error: type[OSError]) -> None:
+        super().__init__(stream.fileno(), "w", closefd=False)
+        self._stream, self._error = stream, error  # the end of the stream would close the file
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not isinstance(error, self._error):
+                self._error = OSError
+                raise
+            return memoryview(data).nbytes
+
+
+def _lenient(stream: Any, error: type[OSError]) -> Any:
+    """Return a stream in place of one of Python's own: no missing reader and no odd character ends a command."""
+    if type(stream) is not io.TextIOWrapper:
+        return stream
+    file = io.BufferedWriter(_Pipe(stream, error))
+    return io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
+
+
 def main() -> None:
     """Run the program ``torchx-kfp``."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that it cannot encode ends no command
-        sys.stdout.reconfigure(errors="backslashreplace")
+    # Messages that cannot be written do not change the exit code.
+    sys.stdout, sys.stderr = _lenient(sys.stdout, BrokenPipeError), _lenient(sys.stderr, OSError)
     sys.exit(cli(prog_name="torchx-kfp"))

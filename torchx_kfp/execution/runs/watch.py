@@ -155,7 +155,7 @@ def _descriptor(stream: TextIO) -> int | None:
     if type(stream) is not io.TextIOWrapper:
         return None
     raw = getattr(stream.buffer, "raw", stream.buffer)
-    return raw.fileno() if type(raw) is io.FileIO and not raw.closed else None
+    return raw.fileno() if isinstance(raw, io.FileIO) and not raw.closed else None
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

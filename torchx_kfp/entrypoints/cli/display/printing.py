@@ -1,8 +1,4 @@
-"""Print text, JSON, CSV and messages. Tables are in ``tables``.
-
-A reader that has seen enough, such as ``head -1``, closes its pipe. Then nothing more is printed there, and the command
-goes on: its exit code says how it ended, whatever was read.
-"""
+"""Print text, JSON, CSV and messages. Tables are in ``tables``."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ from torchx_kfp.errors import CorruptResultError, TorchxKfpError
 from torchx_kfp.tracking.recorder import StoredFiles
 
 _PROGRAM = "torchx-kfp"
-#: Descriptors of streams whose readers are gone.
-_discarded: set[int] = set()
 
 
 def terminal_width() -> int | None:
@@ -109,18 +103,13 @@ def print_bytes(data: bytes) -> None:
 def _echo(what: str | bytes) -> None:
     try:
         click.echo(what, sys.stdout, nl=False)
-    except BrokenPipeError:
-        discard(sys.stdout)
     except OSError as error:
         raise TorchxKfpError(f"The output cannot be written: {error.strerror}.") from error
 
 
 def print_message(text: str, *, colours: bool = False) -> None:
     """Print a message on stderr without control characters and passwords; ``colours`` keeps those of quoted logs."""
-    try:
-        click.echo(clean(without_passwords(text), colours=colours), err=True)
-    except OSError:  # there is no reader to tell
-        discard(sys.stderr)
+    click.echo(clean(without_passwords(text), colours=colours), err=True)
 
 
 class MessageHandler(logging.Handler):
@@ -139,26 +128,11 @@ def for_stderr(text: str) -> str:
     return "\n".join(f"{line}\x1b[0m" if "\x1b" in line else line for line in text.split("\n"))
 
 
-def discard(stream: TextIO) -> None:
-    """Discard the content of a stream's buffer, and everything written to it from now on: its reader is gone."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, stream.fileno())
-    finally:
-        os.close(null)
-    _discarded.add(stream.fileno())
-
-
-def has_reader(stream: TextIO) -> bool:
-    """Return whether the other end of the stream's pipe is open; a file always has a reader."""
-    poll = select.poll()
-    poll.register(stream.fileno(), 0)
-    return not poll.poll(0)
-
-
 def is_read() -> bool:
-    """Return whether stdout still has a reader, as far as is known: a command that prints without end should stop."""
-    return 1 not in _discarded
+    """Return whether the other end of stdout's pipe is open; a file always has a reader."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return not poll.poll(0)
 
 
 def this_command(*words: str) -> str:
