@@ -27,7 +27,7 @@ _INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
 _OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
 _ARTIFACT = re.compile(r"(inputs|outputs)\.artifacts\[(['\"])(.+?)\2\]\.(uri|path)")
 _WORKSPACE = WORKSPACE.removeprefix("{{$.").removesuffix("}}")
-_STRUCT = ('{"Concat": ', '{"IfPresent": ')
+_STRUCT = '{"IfPresent": '
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def unknown_placeholders(text: str) -> list[str]:
 
 
 def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
-    """Fill in a command, including ``dsl.IfPresentPlaceholder`` and ``dsl.ConcatPlaceholder``."""
+    """Fill in a command, including ``dsl.IfPresentPlaceholder``. ``checks`` refuses ``dsl.ConcatPlaceholder``."""
     command: list[str] = []
     for word in words:
         try:
@@ -166,8 +166,6 @@ def _expand(node: Any, facts: Facts) -> list[str]:
     match node:
         case str():
             return [resolve_text(node, facts)]
-        case {"Concat": [*items], **rest} if not rest:
-            return ["".join(word for item in items for word in _expand(item, facts))]
         case {"IfPresent": {"InputName": str(name), "Then": then, **others}, **rest}:
             if not rest and others.keys() <= {"Else"}:
                 branches = [then, others.get("Else")]
