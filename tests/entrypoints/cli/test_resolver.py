@@ -81,7 +81,7 @@ def test_a_run_knows_its_tracker_base_wherever_the_command_is(
     # The path of a run's folder is enough, with its cached stages.
     again = run(fixed, {"lr": 0.25}, output_dir=project / "kept", watch=Watch()).run_id
     done = call("results", str(project / "kept" / again), "--json", folder=elsewhere)
-    assert [*results_in(done.stdout)] == [f"{second}/judge/judge_1", f"{second}/train/train_1"]
+    assert [*results_in(done.stdout)] == [f"{second}/train/train_1", f"{second}/judge/judge_1"]
     assert call("results", again, "--json", folder=project / "kept").stdout == done.stdout
 
 
