@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.source import stages_named
 from torchx_kfp.local import RunResult, RunStarted, StageFinished, StageStarted, Watch, plan_run, run
 
 
@@ -212,6 +215,21 @@ def test_iterations_that_succeeded_are_kept_unless_they_have_changed(execute_fai
     assert ran(failed.folder, from_stages=["shell"], cache=False)[0] == every
     other = ran(failed.folder, None, {"text": "u"}, cache=False)[0]
     assert [note for note in other if note.endswith("-u")] == ["a-u", "b-u", "c-u"]
+
+
+def test_tasks_that_another_compiler_has_named_with_underscores(tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["a", "b"]):
+            shell(script="true")
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "compiled.yaml"))
+    file = tmp_path / "other.yaml"
+    file.write_text(re.sub("^( +)shell:", r"\1make_data:", (tmp_path / "compiled.yaml").read_text(), flags=re.M))
+    done = run(file, output_dir=tmp_path / "runs", watch=Watch())
+    for name in ("make_data", "make-data"):
+        assert len(plan_run(file, resume=done, from_stages=[name]).running) == 1
+        assert stages_named(read_run(done.folder), name) == ["make_data[0]", "make_data[1]"]
 
 
 def test_a_run_without_a_pipeline_has_the_directory_of_the_earlier_one(execute_failing, tmp_path, monkeypatch):

@@ -172,7 +172,8 @@ class Recorded:
 
     @staticmethod
     def _is_part(part: str, rest: str, stage: str | None) -> bool:
-        of_stage = stage is not None and (is_execution(stage, part) or stage.startswith(f"{task_name(part)}/"))
+        inside = task_name(f"{part}/")
+        of_stage = stage is not None and (is_execution(stage, part) or task_name(stage).startswith(inside))
         return f"{rest}/".startswith(f"{part}/") or of_stage
 
     def _split(self, known: Sequence[str]) -> tuple[str, str]:

@@ -263,9 +263,10 @@ def task_name(name: str) -> str:
 def is_execution(name: str, stage: str) -> bool:
     """Tell whether a name is the stage's, possibly with more indices: ``train[1,0]`` is an execution of ``train``.
 
-    The stage may be written as the function or application is, ``make_data``: KFP names the task ``make-data``.
+    The stage may be written as the function or application is, ``make_data``: KFP names the task ``make-data``. In a
+    file that KFP's compiler has not written, tasks may have any names.
     """
-    parts, of = name.split("/"), task_name(stage).split("/")
+    parts, of = task_name(name).split("/"), task_name(stage).split("/")
     return len(parts) == len(of) and all(
         without_indices(part) == without_indices(other)
         and indices_of(part)[: len(indices_of(other))] == indices_of(other)

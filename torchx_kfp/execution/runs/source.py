@@ -214,7 +214,7 @@ def stages_named(record: RunRecord, stage: str) -> list[str]:
     if stage in there:
         return [stage]
     executions = [name for name in there if is_execution(name, stage)]
-    of_task = [name for name, it in there.items() if it.task == task_name(stage)]
+    of_task = [name for name, it in there.items() if task_name(it.task) == task_name(stage)]
     return executions or of_task or list(filter(None, [run.stage_of_pod(stage)]))
 
 

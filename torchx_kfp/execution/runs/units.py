@@ -81,8 +81,9 @@ class Unit:
 
     def is_meant_by(self, stage: str) -> bool:
         """Tell whether a user means it by the name of a stage, of a nested pipeline or of the task."""
-        known, stage = (self.place.task.name, self.path, *self.names), task_name(stage)
-        return stage in known or any(name.startswith(f"{stage}/") for name in self.names)
+        task, path, *names = map(task_name, (self.place.task.name, self.path, *self.names))
+        stage = task_name(stage)
+        return stage in (task, path, *names) or any(name.startswith(f"{stage}/") for name in names)
 
 
 class Units:

@@ -165,7 +165,7 @@ def _get_code(run: str, folder: str | None, lookup: Lookup, *, only_lists: bool)
         WorkspaceError: the archive cannot be unpacked.
     """
     source, part = lookup.find_part(run)
-    stage = task_name(part) or None
+    stage = part or None
     record = source.read()
     say_latest(run, record.run_id)
     url = _url(source, record, stage)
@@ -221,8 +221,8 @@ def _url(source: RunReader | HostRun, record: RunRecord, stage: str | None) -> s
         return str(url)
     pipeline = record.load()
     stages = {each.name: each for each in known_stages(pipeline, complete_arguments(pipeline, record.arguments))}
-    task = without_indices(stage or "")
-    wanted = [name for name in stages if stage is None or task in (name, name.rpartition("/")[2])]
+    task = task_name(without_indices(stage or ""))
+    wanted = [name for name in stages if stage is None or task in (task_name(name), task_name(name).rpartition("/")[2])]
     if not wanted:
         raise ArgumentError(
             f"{stage!r} is not a stage of the run {record.run_id}.{did_you_mean(task, stages)} Stages: "
