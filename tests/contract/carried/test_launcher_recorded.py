@@ -25,11 +25,15 @@ from torchx_kfp import engines
 # Recordings
 
 
+#: Only Jobs have companions, which the launcher makes before them.
+WITH_OLDEST = [name for name in NAMES if name.startswith("jobset.") or name == "job.succeeds"]
+
+
 @pytest.mark.parametrize(
     ("name", "python"),
     [
         *((name, "this") for name in NAMES),
-        *(pytest.param(name, "oldest", marks=needs_oldest) for name in NAMES if name.startswith("jobset.")),
+        *(pytest.param(name, "oldest", marks=needs_oldest) for name in WITH_OLDEST),
     ],
 )
 def test_the_launcher_does_what_was_recorded(name: str, python: str, tmp_path: Path) -> None:
