@@ -1,6 +1,7 @@
 """What a resumed run keeps, as a table: the same rules for each pair of places."""
 
 # No postponed annotations: kfp reads annotations as types.
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -259,7 +260,9 @@ def test_an_artifact_that_is_handed_on_has_a_type_and_its_own_metadata() -> None
 
 
 def test_a_record_that_would_fill_the_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchx_kfp.execution.runs.earlier_run._LONGEST", 1 << 20)
+    longest = "torchx_kfp.execution.runs.earlier_run._LONGEST"
+    assert pkgutil.resolve_name(longest) <= 64 << 20
+    monkeypatch.setattr(longest, 1 << 20)
     torn = ResumeRecord("before", text="{" * 1000).describe("")
     assert read_record(torn) is not None
     own = replace(PIPELINE, description=torn)
