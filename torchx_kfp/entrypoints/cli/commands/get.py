@@ -30,6 +30,7 @@ from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.tracking import Artifact
 from torchx_kfp.tracking.recorder import Recorder, read_workspace
+from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.run import HostRun
@@ -98,7 +99,7 @@ def _list(located: Recorded, *, as_json: bool) -> None:
     ]
     sizes = {(run_id, artifact.name): show_stored(artifact.stored) for run_id, artifact in found}
     columns = (
-        Column("stage", lambda row: located.shown(row["run_id"]).removeprefix(f"{name}/")),
+        Column("stage", lambda row: located.shown(row["run_id"]).removeprefix(f"{pipeline_run(name)}/")),
         Column("name"),
         Column("size", lambda row: sizes[row["run_id"], row["name"]]),
         Column("where", lambda row: row["path"]),
