@@ -129,7 +129,8 @@ class RunInputs:
             names = ", ".join(pipeline.root.inputs) or "none"
             raise ArgumentError(
                 f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
-                f"Add it to the pipeline's function, and give it to the stages: Stages({TRACKER_BASE}={TRACKER_BASE})."
+                f"{'Name the right one with -p, or add' if pipeline.root.inputs else 'Add'} it to the pipeline's "
+                f"function, and give it to the stages: Stages({TRACKER_BASE}={TRACKER_BASE})."
             )
         if base is not None and TRACKER_BASE in arguments:
             raise ArgumentError(f"The tracker base is given twice: --tracker-base {base} and -p {TRACKER_BASE}=...")
