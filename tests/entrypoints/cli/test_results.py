@@ -75,6 +75,13 @@ def test_what_is_shown(words: tuple[str, ...], call: Call) -> None:
         assert ("matches" in done.stderr) == (not SHOWN[words])
 
 
+def test_a_stage_is_meant_by_the_name_that_it_has_recorded_first(call: Call, project: Path) -> None:
+    record(project / "twins", {"r/make-data/1": {"n": 1}, "r/make_data/1": {"n": 2}})
+    for stage in ("make-data", "make_data"):
+        done = call("results", "--tracker-base", "twins", "--stage", stage, "--json")
+        assert list(results_in(done.stdout)) == [f"r/{stage}/1"]
+
+
 WRITE = 'file=$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID; mkdir -p "${file%/*}"; printf "{\\"x\\": %s}" "$1" > "$file"'
 
 

@@ -135,14 +135,16 @@ def _read(recorder: Recorder, chosen: Chosen, stages: Sequence[str]) -> list[Row
     """Return a row for each run id that has results, of these stages or, if there are none, of all."""
     found = {key: parts(key) for key in chosen.keys}
     there = sorted({its["stage"] for its in found.values() if its})
+    asked: set[str] = set()
     for stage in stages:
-        if task_name(stage) not in map(task_name, there):
+        same = {stage}.intersection(there) or {each for each in there if task_name(each) == task_name(stage)}
+        asked |= same
+        if not same:
             raise click.UsageError(
                 f"--stage {stage!r} has no results here.{did_you_mean(stage, there)} "
                 f"Stages: {listed(there, 20) or 'none'}."
             )
-    asked = {task_name(stage) for stage in stages}
-    wanted = [key for key, its in found.items() if not stages or task_name(its.get("stage", "")) in asked]
+    wanted = [key for key, its in found.items() if not stages or its.get("stage") in asked]
     return [
         {"run_id": key, **dict.fromkeys(_OWN), **found[key], "results": results}
         for key, results in recorder.get_many(wanted).items()
