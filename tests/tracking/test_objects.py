@@ -23,6 +23,7 @@ from tests.tracking.conftest import clear_clients
 from tests.tracking.stages import stage, started
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.tracker import open_store
 
 pytestmark = [pytest.mark.s3, pytest.mark.lowest]
@@ -51,6 +52,17 @@ def test_asking_of_a_run_is_a_listing_and_a_request_for_each_entry(s3_server: S3
     asks: tuple[Callable[[], object], ...] = (run.metadata, run.artifacts, run.sources)
     counts = [len(s3_server.requests(ask)) for ask in asks]
     assert counts == [3, 1, 1]
+
+
+def test_the_entries_of_many_runs_take_few_listings(s3_server: S3Server, s3_base: str) -> None:
+    recorder = Recorder.open(s3_base)
+    runs = [f"run{number}" for number in range(100)]
+    for _ in recorder.store.each(lambda run: recorder.add(f"{run}/train/1", {"metadata": {"x": 1}}), runs):
+        pass
+    found = set[str]()
+    requests = s3_server.requests(lambda: found.update(recorder.records(runs, "tags", "metadata")))
+    assert found == {f"{run}/train/1" for run in runs}
+    assert len([request for request in requests if "list-type=2" in request]) == 1
 
 
 def test_many_keys_are_listed_without_being_read(s3_server: S3Server, s3_base: str) -> None:

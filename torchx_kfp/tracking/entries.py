@@ -28,6 +28,9 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: For more pipeline runs than these, all entries are listed at once: a request lists a thousand keys of S3, and whoever
+#: asks for so many runs mostly asks for all.
+_FEW_RUNS = 64
 #: In a folder, the two slashes of an app handle become one: ``local_cwd://session/app``.
 _HANDLE = re.compile(r"^([A-Za-z][A-Za-z0-9_.+-]*:)/(?!/)")
 #: The warnings that this process has logged, or their kinds.
@@ -76,8 +79,10 @@ def list_entries(store: Store, run_ids: Iterable[str] | None = None) -> list[str
     groups: dict[str, list[str]] = {}
     for run_id in dict.fromkeys(run_ids or ()):
         groups.setdefault(pipeline_run(run_id), []).append(key_text(run_id))
-    prefixes = [f"{RUNS}/{found[0] if len(found) == 1 else run}" for run, found in groups.items()]
-    found = store.each(store.list_files, [RUNS] if run_ids is None else prefixes)
+    prefixes = [RUNS]
+    if run_ids is not None and len(groups) <= _FEW_RUNS:
+        prefixes = [f"{RUNS}/{found[0] if len(found) == 1 else run}" for run, found in groups.items()]
+    found = store.each(store.list_files, prefixes)
     return [file.key for files in found for file in files if is_key(run_id_of(file.key))]  # others may write here, too
 
 
