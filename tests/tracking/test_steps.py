@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -189,6 +191,17 @@ class TestRefusals:
             with pytest.raises(ResultRefusedError, match=says(repr(value), type(value).__name__, "loss=0.3")):
                 record(value, loss=1.0)
         assert (run.history(), run.results(), run.metadata()) == ({}, {}, {})
+
+    def test_what_has_names_is_not_refused(self, tmp_path: Path) -> None:
+        """The row of a database has ``keys``, but no ``items``."""
+        with contextlib.closing(sqlite3.connect(":memory:")) as database:
+            database.row_factory = sqlite3.Row
+            row = database.execute("SELECT 0.5 AS loss").fetchone()
+        run = stage(tmp_path)
+        run.log(1, row)
+        run.put(row)
+        run.add_metadata(row)
+        assert (run.history()["loss"].last.value, run.results(), run.metadata()) == (0.5, {"loss": 0.5}, {"loss": 0.5})
 
     @pytest.mark.parametrize("value", ["0.5", None, [1], 10**400, {}])
     def test_a_metric_is_a_number(self, value: Any, tmp_path: Path) -> None:

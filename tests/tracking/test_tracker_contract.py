@@ -339,6 +339,7 @@ def test_nothing_is_written_where_a_value_is_refused(local: FsspecResultTracker,
         ({"": 1}, says("'run'", "result", "key", "Give")),
         ({1: 1}, says("'run'", "1", "int", "str")),
         ({None: 1}, says("NoneType", "'run'")),
+        (None, says("None", "'run'", "loss=0.3")),
         ({"\ud800": 1}, says("surrogate", "text.encode", '"utf-8"')),
     ],
 )

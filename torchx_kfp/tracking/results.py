@@ -34,7 +34,7 @@ def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
     Raises:
         ResultRefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
     """
-    return {_name(key, name): _value(key, name, value) for name, value in join_named(key, results, {}).items()}
+    return {_name(key, name): _value(key, name, value) for name, value in _named(key, results).items()}
 
 
 def join_named(key: str, given: Mapping[str, T] | None, named: Mapping[str, T]) -> dict[str, T]:
@@ -43,14 +43,16 @@ def join_named(key: str, given: Mapping[str, T] | None, named: Mapping[str, T]) 
     Raises:
         ResultRefusedError: it has no names.
     """
-    if given is None:
-        return dict(named)
-    if not hasattr(given, "items"):
+    return {**({} if given is None else _named(key, given)), **named}
+
+
+def _named(key: str, given: Mapping[str, T]) -> dict[str, T]:
+    if not hasattr(given, "keys"):  # all that ** needs: the row of a database has no more
         raise ResultRefusedError(
             f"The key {shown(key)} got {shown(given)} of type {type(given).__name__}, which has no names. Give each "
             "value a name: loss=0.3, or {'loss': 0.3}."
         )
-    return {**given, **named}
+    return {**given}
 
 
 def encode_results(results: Mapping[str, Result]) -> bytes:
