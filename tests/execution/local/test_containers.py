@@ -189,6 +189,24 @@ def test_a_stage_is_lost_if_the_engines_program_goes(tmp_path, answers):
     assert stage.reason.startswith(f"was lost: {tmp_path}/bin/docker cannot be started: ")
 
 
+@pytest.mark.parametrize(
+    "answers",
+    ["image) exit 1 ;; pull) SEE; exit 1 ;;", "image) echo '[{}]' ;; create) echo id ;; start) exit 1 ;; rm) SEE ;;"],
+    ids=["pull", "removal"],
+)
+def test_the_files_of_a_secret_exist_until_its_container_is_removed(answers, tmp_path):
+    engine(tmp_path, answers.replace("SEE", "cat ../runs/*/*/secrets/*/key >seen"))
+
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.use_secret_as_volume(write(x="a"), "any", "/any")
+
+    done = run(pipeline, docker=True, output_dir=tmp_path / "runs", cache=False, secrets={"any": {"key": "k"}})
+    assert done.state == "failed"
+    assert (tmp_path / "bin" / "seen").read_text() == "k"
+    assert not list(tmp_path.glob("runs/**/secrets/*"))
+
+
 def test_no_variable_of_a_pipeline_changes_the_engines_program(tmp_path):
     """Podman would take ``HOME_*`` for all variables of this machine that begin like it."""
     program = tmp_path / "bin" / "docker"
