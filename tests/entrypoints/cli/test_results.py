@@ -14,6 +14,7 @@ from torchx.specs import AppDef, Role
 from tests.conftest import S3Server
 from tests.entrypoints.cli.conftest import Call
 from tests.programs import results_in
+from tests.tracking.stages import stage
 from tests.transcripts.given import RESULTS, record
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
@@ -77,9 +78,21 @@ def test_what_is_shown(words: tuple[str, ...], call: Call) -> None:
 
 def test_a_stage_is_meant_by_the_name_that_it_has_recorded_first(call: Call, project: Path) -> None:
     record(project / "twins", {"r/make-data/1": {"n": 1}, "r/make_data/1": {"n": 2}})
-    for stage in ("make-data", "make_data"):
-        done = call("results", "--tracker-base", "twins", "--stage", stage, "--json")
-        assert list(results_in(done.stdout)) == [f"r/{stage}/1"]
+    for name in ("make-data", "make_data"):
+        stage(project / "twins", f"r/{name}/1").add_artifact("model", __file__, store=True)
+        for words in (["--stage", name], [f"r/{name}"]):
+            done = call("results", "--tracker-base", "twins", *words, "--json")
+            assert list(results_in(done.stdout)) == [f"r/{name}/1"]
+        assert f"r/{name}/1:" in call("get", "--tracker-base", "twins", f"r/{name}/model", "copies").stderr
+
+
+def test_a_stage_of_a_run_that_is_not_here_may_be_written_as_its_task(call: Call, project: Path) -> None:
+    record(project / "other", {"s/make_data/1": {"n": 3}})
+    stage(project / "other", "s/make_data/1").add_artifact("model", __file__, store=True)
+    for word in ("s/make-data", "s/make-data/1"):
+        assert list(results_in(call("results", "--tracker-base", "other", word, "--json").stdout)) == ["s/make_data/1"]
+        got = call("get", "--tracker-base", "other", f"{word}/model", "copies").stdout
+        assert (project / got.strip()).exists()
 
 
 WRITE = 'file=$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID; mkdir -p "${file%/*}"; printf "{\\"x\\": %s}" "$1" > "$file"'

@@ -162,6 +162,8 @@ class Recorded:
         chosen = [key for key, rest in rests.items() if not part or self._is_part(part, rest, self._ended.get(key))]
         # The execution of another stage, or of another run, may have the same name.
         exact = [key for key in chosen if part and (part == self._ended.get(key) or key == whole)]
+        if self.run is None:  # stages that differ only in _ and - have no other names
+            exact = exact or [key for key in chosen if rests[key].startswith(f"{part}/")]
         chosen = exact or chosen
         if not chosen:
             there = [self.shown(key) if key in self.stages else f"{name}/{rest}" for key, rest in rests.items()]
@@ -174,7 +176,7 @@ class Recorded:
     def _is_part(part: str, rest: str, stage: str | None) -> bool:
         inside = task_name(f"{part}/")
         of_stage = stage is not None and (is_execution(stage, part) or task_name(stage).startswith(inside))
-        return f"{rest}/".startswith(f"{part}/") or of_stage
+        return task_name(f"{rest}/").startswith(inside) or of_stage
 
     def _split(self, known: Sequence[str]) -> tuple[str, str]:
         """Return the id of the pipeline run, and what follows it in the word."""

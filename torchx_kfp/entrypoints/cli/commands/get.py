@@ -120,9 +120,9 @@ def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
         there["/".join(filter(None, [recorded_as if shown_as == rest else shown_as, artifact.name]))] = None
         if f"/{wanted}".endswith(f"/{artifact.name}"):
             stage = wanted[: -len(artifact.name)].removesuffix("/")
-            if stage in (recorded_as, rest) or is_execution(shown_as, stage):
+            if stage == rest or task_name(stage) == task_name(recorded_as) or is_execution(shown_as, stage):
                 matches.append((run_id, artifact))
-            if stage == shown_as:
+            if stage == shown_as or (shown_as == rest and stage == recorded_as):
                 exact.append((run_id, artifact))
     matches = exact or matches
     if not matches:
