@@ -85,6 +85,7 @@ RECORDED = st.lists(VALUES, max_size=4) | st.dictionaries(TEXT, VALUES, max_size
 
 @hypothesis.settings(suppress_health_check=list(hypothesis.HealthCheck), max_examples=5)
 @hypothesis.given(st.lists(RECORDED, min_size=6, max_size=6))
+@hypothesis.example([[-math.inf, math.inf], {"x": [math.nan]}])
 def test_kfp_gets_what_was_recorded(tmp_path_factory: pytest.TempPathFactory, values: list[Any]) -> None:
     recorded = {f"trials{at}": value for at, value in enumerate(values)}
     stage, done = published(tmp_path_factory.mktemp("stage"), recorded)
