@@ -23,6 +23,9 @@ def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pyt
     assert Recorder.open("results").folder == str(tmp_path / "results")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert Recorder.open("~/results", tmp_path).folder == str(tmp_path / "home" / "results"), "that of stages"
+    (tmp_path / "deep" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "real")
+    assert Recorder.open("../results", tmp_path / "link").folder == str(tmp_path / "deep" / "results"), "that of stages"
 
 
 def test_a_check_leaves_nothing_behind(base: str, tmp_path: Path) -> None:

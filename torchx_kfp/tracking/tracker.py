@@ -269,7 +269,11 @@ def absolute_base(base: str, directory: str | os.PathLike[str] = "") -> str:
         base: the tracker base.
         directory: the directory to which a relative one is relative, by default the current one.
     """
-    return base if "://" in base else os.path.abspath(os.path.join(directory, os.path.expanduser(base)))
+    if "://" in base:
+        return base
+    path = os.path.join(directory, os.path.expanduser(base))
+    # For a stage that starts in a link to a folder, .. is where that folder is, not where the link is.
+    return os.path.realpath(path) if os.pardir in path.split(os.sep) else os.path.abspath(path)
 
 
 def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
