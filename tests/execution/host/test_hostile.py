@@ -107,6 +107,7 @@ def serve(server: Scripted, run: Any, old: Any) -> None:
     server.script = script
 
 
+@pytest.mark.timeout(300 + COUNT)
 @pytest.mark.parametrize("batch", range(4))
 def test_answers_that_were_changed_cause_no_traceback(hostile: Scripted, tmp_path: Path, batch: int) -> None:
     for seed in range(batch, COUNT, 4):
@@ -121,6 +122,7 @@ def test_answers_that_were_changed_cause_no_traceback(hostile: Scripted, tmp_pat
             assert done.exit_code in (0, 1, 2)
 
 
+@pytest.mark.timeout(300 + COUNT)
 @pytest.mark.parametrize("batch", range(2))
 def test_a_pod_spec_that_was_changed_is_read_or_refused(hostile: Scripted, tmp_path: Path, batch: int) -> None:
     """For a replay. A stage's command is one list of words, whatever is in them, and nothing is started."""
