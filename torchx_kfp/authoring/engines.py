@@ -39,7 +39,7 @@ _ONE_BY_ONE = "ignored: replicas start one by one, so that fewer run at first; K
 _LOST = ("PodEvicted", "PodFailed")
 #: The lowest ``ttl``: an object that has vanished before the launcher has seen its success would be made again. The
 #: launcher waits for the API server for 10 minutes.
-SHORTEST_TTL = 900
+_SHORTEST_TTL = 900
 #: The labels by which the launcher finds the pods of its object, and their roles.
 STAGE_LABEL = "torchx-kfp/stage"
 ROLE_LABEL = "torchx-kfp/role"
@@ -98,8 +98,8 @@ class Engine(ABC):
                 )
         if self.logs not in _LOGS:
             raise self._error(f"logs={self.logs!r}. Give {', '.join(map(repr, _LOGS))}")
-        if self.ttl < SHORTEST_TTL:
-            raise self._error(f"ttl={self.ttl!r}. Give seconds, {SHORTEST_TTL} or more")
+        if self.ttl < _SHORTEST_TTL:
+            raise self._error(f"ttl={self.ttl!r}. Give seconds, {_SHORTEST_TTL} or more")
 
     def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
         """Return the part of the launcher's ``LauncherSpec`` that is the engine's: the object, and how to follow it.
@@ -111,10 +111,10 @@ class Engine(ABC):
         Raises:
             AppDefError: the engine cannot run these roles.
         """
-        success, restarts = self._success(roles), restarts_together(self, roles)
+        success, restarts = self._success(roles), _restarts_together(self, roles)
         spec, more = self._spec(roles, pods, success, restarts)
         (version, kind, resource), (path, succeeded, failed) = self.OBJECT, self.STATE
-        own = metadata({self.QUEUE: self.queue} if self.QUEUE else {})
+        own = _metadata({self.QUEUE: self.queue} if self.QUEUE else {})
         return {
             "api": f"apis/{version}",
             "plural": resource,
@@ -163,7 +163,7 @@ def restarts_alone(role: specs.Role) -> int:
     return int(role.max_retries) if role.retry_policy == "REPLICA" else 0
 
 
-def restarts_together(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
+def _restarts_together(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
     """Return how often the engine starts all replicas of all roles again."""
     counts = {role.name: int(role.max_retries) - restarts_alone(role) for role in roles.values()}
     if len(set(counts.values())) > 1:
@@ -175,14 +175,14 @@ def restarts_together(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
     return next(iter(counts.values()))
 
 
-def metadata(labels: Mapping[str, str | None]) -> Manifest:
+def _metadata(labels: Mapping[str, str | None]) -> Manifest:
     """Return the metadata of the engine's object, with those labels that have a value."""
     own = {"app.kubernetes.io/managed-by": "torchx-kfp", STAGE_LABEL: marker("name")}
     given = {key: value for key, value in labels.items() if value}
     return {"name": marker("name"), "labels": {**own, **given}, "annotations": {}}
 
 
-def indexed_job(role: specs.Role, position: int, template: Manifest) -> Manifest:
+def _indexed_job(role: specs.Role, position: int, template: Manifest) -> Manifest:
     """Return the spec of a Job whose pods are the role's replicas.
 
     A replica is replaced when it has ended: two pods at the same time would have its name.
@@ -236,14 +236,14 @@ class Job(Engine):
         service = {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata({}),
+            "metadata": _metadata({}),
             "spec": {
                 "clusterIP": "None",
                 "publishNotReadyAddresses": True,
                 "selector": {STAGE_LABEL: marker("name")},
             },
         }
-        spec = {**indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl}
+        spec = {**_indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl}
         # Kubernetes does not start all of a Job again: the launcher does.
         return spec, {"companions": [("api/v1", "services", service)], "restarts": 0, "retries": restarts or None}
 
@@ -280,7 +280,7 @@ class JobSet(Engine):
         self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
     ) -> tuple[Manifest, Mapping[str, Any]]:
         jobs = [
-            {"name": name, "replicas": 1, "template": {"spec": indexed_job(role, position, pods[position])}}
+            {"name": name, "replicas": 1, "template": {"spec": _indexed_job(role, position, pods[position])}}
             for position, (name, role) in enumerate(roles.items())
         ]
         spec: Manifest = {
