@@ -29,7 +29,11 @@ _COMPARISON = re.compile(
 )
 
 
-def _parse(text: str) -> tuple[str, str, str]:
+#: The name, the operator and the value of a comparison.
+Comparison = tuple[str, str, str]
+
+
+def parse_comparison(text: str) -> Comparison:
     """Return the name, the operator and the value of a comparison: ``loss < 0.1``. The value has quotes, or no spaces.
 
     Raises:
@@ -51,7 +55,12 @@ def _parse(text: str) -> tuple[str, str, str]:
 
 
 def _holds(value: Any, operator: str, text: str) -> bool:
-    """Tell whether a comparison is true of a value. Values of different types differ; only numbers have an order."""
+    """Tell whether a comparison is true of a value. Values of different types differ; only numbers have an order.
+
+    Tags are text: one that is a number has the order of numbers.
+    """
+    if isinstance(value, str) and operator not in _EQUALITY:
+        value = _number(value)
     if isinstance(value, bool):
         other: Any = {"true": True, "false": False}.get(text.lower())
     else:
@@ -68,7 +77,7 @@ def _number(text: str) -> int | float | None:
 
 def select(
     rows: Mapping[str, Mapping[str, Sequence[Any]]],
-    where: Sequence[str],
+    where: Sequence[Comparison],
     sorts: Sequence[str],
     known: Iterable[str] = (),
 ) -> list[str]:
@@ -82,12 +91,11 @@ def select(
         known: names that a row may lack.
 
     Raises:
-        UsageError: a comparison is malformed, or no row has a value with this name.
+        UsageError: no row has a value with this name.
     """
-    conditions = list(map(_parse, where))
     names = {*known, *(name for values in rows.values() for name in values)}
     orders = [(sort, False) if sort in names else (sort.removeprefix("-"), sort.startswith("-")) for sort in sorts]
-    for wanted in [*(name for name, _, _ in conditions), *(name for name, _ in orders)] if rows else []:
+    for wanted in [*(name for name, _, _ in where), *(name for name, _ in orders)] if rows else []:
         if wanted not in names:
             there = sorted(names.difference(known))
             hint = did_you_mean(wanted, there) or f" The names here: {listed(there, 20) or 'none'}."
@@ -95,7 +103,7 @@ def select(
     keys = [
         key
         for key, values in rows.items()
-        if all(any(_holds(it, sign, text) for it in values.get(name, ())) for name, sign, text in conditions)
+        if all(any(_holds(it, sign, text) for it in values.get(name, ())) for name, sign, text in where)
     ]
     for name, descending in reversed(orders):
         keys = _in_order({key: rows[key].get(name, ()) for key in keys}, descending=descending)

@@ -9,7 +9,7 @@ import click
 
 from torchx_kfp.common.text import counted, did_you_mean, listed, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.conditions import select
+from torchx_kfp.entrypoints.cli.conditions import Comparison, parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import (
     at,
     is_number,
@@ -62,6 +62,7 @@ _TAG = "tag."
     "comparisons",
     metavar="COMPARISON",
     multiple=True,
+    callback=lambda _, __, texts: list(map(parse_comparison, texts)),
     help="Show only runs for which this holds. May be given several times.",
 )
 @click.option(
@@ -77,7 +78,7 @@ def results_command(
     run: str | None,
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
-    comparisons: tuple[str, ...],
+    comparisons: list[Comparison],
     schedule: str | None,
     as_json: bool,
     as_csv: bool,
@@ -222,10 +223,10 @@ def _names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row["results"]))
 
 
-def _select(rows: Sequence[Row], where: Sequence[str], sorts: Sequence[str], recorder: Recorder) -> list[Row]:
+def _select(rows: Sequence[Row], where: Sequence[Comparison], sorts: Sequence[str], recorder: Recorder) -> list[Row]:
     """Return the rows for which all comparisons hold, in order: by the parts of run ids, results, and tags."""
     runs = [pipeline_run(row["run_id"]) for row in rows]
-    has_tags = any(_TAG in text for text in where)
+    has_tags = any(name.startswith(_TAG) for name, _, _ in where)
     tags = {run: record.tags for run, record in recorder.records(runs, "tags").items()} if has_tags else {}
     values = {}
     for row, run in zip(rows, runs, strict=True):

@@ -21,7 +21,7 @@ from torchx_kfp.common.text import printable
 from torchx_kfp.entrypoints.cli.commands.compare import compare_runs, show_values
 from torchx_kfp.entrypoints.cli.commands.runs import RUN_COLUMNS
 from torchx_kfp.entrypoints.cli.commands.ui.listing import ListedRun, Runs
-from torchx_kfp.entrypoints.cli.conditions import select
+from torchx_kfp.entrypoints.cli.conditions import parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.errors import TorchxKfpError
@@ -99,7 +99,8 @@ class Application:
         given = {"name": "", "state": "", "sort": "", "page": "", **dict(query)}
         where = [value for name, value in query if name == "where"]
         try:
-            keys = select({key: run.values for key, run in runs.items()}, where, list(filter(None, [given["sort"]])))
+            values = {key: run.values for key, run in runs.items()}
+            keys = select(values, list(map(parse_comparison, where)), list(filter(None, [given["sort"]])))
             keys = [key for key in keys if runs[key].is_called(given["name"])]
             keys = [key for key in keys if given["state"] in ("", runs[key].row["state"])]
         except click.UsageError as error:
