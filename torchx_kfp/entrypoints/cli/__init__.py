@@ -195,7 +195,7 @@ def cli(traceback: bool) -> None:
 class _Pipe(io.FileIO):
     """The file of a stream whose reader may be gone, such as ``head -1``: what fails with this error is not written.
 
-    Any other error is raised once: Python writes the rest of a buffer again when it ends.
+    After any other error the command ends. It is raised once: Python writes the rest of a buffer again when it ends.
     """
 
     def __init__(self, stream: io.TextIOWrapper, error: type[OSError]) -> None:
@@ -208,7 +208,7 @@ class _Pipe(io.FileIO):
         except OSError as error:
             if not isinstance(error, self._error):
                 self._error = OSError
-                raise
+                raise TorchxKfpError(f"The output cannot be written: {error.strerror}.") from error
             return memoryview(data).nbytes
 
 
@@ -224,4 +224,8 @@ def main() -> None:
     """Run the program ``torchx-kfp``."""
     # Messages that cannot be written do not change the exit code.
     sys.stdout, sys.stderr = _lenient(sys.stdout, BrokenPipeError), _lenient(sys.stderr, OSError)
-    sys.exit(cli(prog_name="torchx-kfp"))
+    try:
+        sys.exit(cli(prog_name="torchx-kfp"))
+    except TorchxKfpError as error:  # of --help: the group prints those of commands
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)

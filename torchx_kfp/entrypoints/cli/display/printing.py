@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import click
 
 from torchx_kfp.common.text import clean, counted, escape_json, printable, size_text, without_passwords
-from torchx_kfp.errors import CorruptResultError, TorchxKfpError
+from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.recorder import StoredFiles
 
 _PROGRAM = "torchx-kfp"
@@ -92,19 +92,12 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def print_text(text: str) -> None:
     """Print the text on stdout without control characters."""
-    _echo(clean(text.removesuffix("\n"), colours=True) + "\n")
+    click.echo(clean(text.removesuffix("\n"), colours=True))
 
 
 def print_bytes(data: bytes) -> None:
     """Print the bytes on stdout, unchanged and at once."""
-    _echo(data)
-
-
-def _echo(what: str | bytes) -> None:
-    try:
-        click.echo(what, sys.stdout, nl=False)
-    except OSError as error:
-        raise TorchxKfpError(f"The output cannot be written: {error.strerror}.") from error
+    click.echo(data, nl=False)
 
 
 def print_message(text: str, *, colours: bool = False) -> None:
