@@ -145,7 +145,7 @@ def code_here(words: Sequence[str], directory: str, python_path: str) -> list[tu
     text = "\n".join(words)
     found: dict[str, tuple[str, int, int]] = {}
     modules = {*names_of_modules(text)}
-    named = {*words, *_BETWEEN.split(text)}
+    paths = {os.path.join(directory, name) for name in (*words, *_BETWEEN.split(text))}
     #: Where modules are looked for, and packages, of which all is used.
     places = {directory, *(os.path.join(directory, folder) for folder in python_path.split(os.pathsep) if folder)}
     packages: set[str] = set()
@@ -153,22 +153,23 @@ def code_here(words: Sequence[str], directory: str, python_path: str) -> list[tu
     listing = functools.cache(_list)
     before = -1
     while before < (before := len(tried) + len(places) + len(packages)):
-        paths = {os.path.join(directory, name) for name in named}
         for place in [*places]:
             there, whole = listing(place), place in packages
-            paths.update(path for name, path in there.files.items() if whole or name in modules)
-            packages.update(path for name, path in there.folders.items() if name in modules)
+            paths.update(there.files[name] for name in (there.files if whole else there.files.keys() & modules))
+            packages.update(there.folders[name] for name in there.folders.keys() & modules)
             packages.update(path for name, path in there.folders.items() if whole and _is_importable(name))
-        for path in paths - tried:
+        new = paths - tried
+        tried |= new
+        for path in new:
             with contextlib.suppress(OSError, ValueError):  # gone, or not a path
                 status = os.stat(path)
                 if stat.S_ISREG(status.st_mode) and (path.endswith(_CODE) or os.access(path, os.X_OK)):
                     found[path] = path, status.st_size, status.st_mtime_ns
+                    places.add(os.path.dirname(path))
                     own = _names_here(*found[path], status.st_ino)
                     modules |= own.modules
-                    named |= own.paths
-        tried |= paths
-        places |= packages | {os.path.dirname(path) for path in found}
+                    paths.update(os.path.join(directory, name) for name in own.paths)
+        places |= packages
         if len(found) > _MOST_FILES:
             raise AllFiles
     return sorted(found.values())
