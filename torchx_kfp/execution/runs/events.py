@@ -191,8 +191,9 @@ _MOST: dict[Any, float] = {float: 1e11, int: 2**53}
 #: What values are in JSON whose types are not dataclasses.
 _IN_JSON: dict[Any, Any] = {kind: kind for kind in (str, int, bool, list, types.NoneType)}
 _IN_JSON |= {Any: object, float: (int, float), tuple: list, Path: str, State: str}
-#: The types of a dataclass's fields.
+#: The types of a dataclass's fields, and the parts of an annotation: runs have thousands of events.
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
+_parts: Callable[[Any], tuple[Any, tuple[Any, ...]]] = functools.cache(lambda hint: (get_origin(hint), get_args(hint)))
 _T = TypeVar("_T")
 
 
@@ -256,21 +257,23 @@ def read_fields(kind: type[_T], content: Mapping[str, Any]) -> _T:
 
 
 def _read(hint: Any, value: Any, name: str) -> Any:
-    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    hint = next((each for each in kinds if _fits(each, value)), None)
-    if hint is None:
+    origin, args = _parts(hint)
+    for kind in args if origin is types.UnionType else (hint,):
+        if _fits(kind, value):
+            break
+    else:
         raise ValueError(f"its {name!r} is {shown(value)}")
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = _parts(kind)
     if origin is Mapping:
         return {key: _read(args[1], item, name) for key, item in value.items()}
     if origin is not None:
         return (tuple if origin is tuple else ArtifactList)(_read(args[0], item, name) for item in value)
-    if hint is Artifact:
+    if kind is Artifact:
         of_type = {"title": value["type"], "version": value["version"]}
         return read_fields(Artifact, {**value, "type": of_type, "imported": False})
-    if hint in (Path, State):
-        return hint(value)
-    return read_fields(hint, value) if _in_json(hint) is dict else value
+    if kind in (Path, State):
+        return kind(value)
+    return read_fields(kind, value) if _in_json(kind) is dict else value
 
 
 def _fits(hint: Any, value: Any) -> bool:
