@@ -206,6 +206,23 @@ def test_an_uploaded_pipeline_that_was_deleted_is_missing(uploaded: Scripted) ->
         record.load()
 
 
+def test_an_uploaded_pipeline_is_asked_for_until_it_is_there(uploaded: Scripted) -> None:
+    """One error of the host left the run without stages until its end."""
+    normal = uploaded.script
+    uploaded.script = lambda request: (
+        status(13, "the database restarts", 500) if "/pipelines/" in request.path else normal(request)
+    )
+    run = HostRun(connect(host=uploaded.url).connection, RUN_ID)
+    [problem] = run.read().corrupt
+    assert "the database restarts" in problem
+    uploaded.script = normal
+    record = run.read()
+    assert record.corrupt == ()
+    at_once = HostRun(connect(host=uploaded.url).connection, RUN_ID).read()
+    ends = [(stage.name, stage.state, stage.started_at) for stage in record.run.result().stages]
+    assert ends == [(stage.name, stage.state, stage.started_at) for stage in at_once.run.result().stages]
+
+
 def test_a_run_that_was_not_asked_for_is_refused() -> None:
     answer, other = polls("succeeded")[-1], "00000000-0000-0000-0000-000000000000"
     with scripted(lambda request: Reply(answer)) as server:

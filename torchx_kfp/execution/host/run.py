@@ -92,7 +92,7 @@ class HostRun(ReadableRun):
         self._reads = reads
         self._results = ResultReader(self._trusted_bases, run_ids_only=reads == "run ids")
         self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)
-        #: The run's pipeline, from the first answer that has it, and why it cannot be read, as a sentence.
+        #: The run's pipeline, from the first answer that has it, and why the last one has none, as a sentence.
         self._pipeline: RunPipeline | None = None
         self._problem = ""
         #: The nodes of its workflow in the last manifest, and why there are none, as a sentence.
@@ -316,8 +316,9 @@ class HostRun(ReadableRun):
 
     def _load_pipeline(self, run: Mapping[str, Any]) -> None:
         """Load the run's pipeline, even if the run only refers to one that was uploaded."""
-        if self._pipeline is not None or self._problem:
+        if self._pipeline is not None:
             return
+        self._problem = ""
         try:
             reference = run.get("pipeline_version_reference")
             if not run.get("pipeline_spec") and isinstance(reference, Mapping):
@@ -333,6 +334,8 @@ class HostRun(ReadableRun):
             self._problem = f"The pipeline of this run cannot be read, nor its stages: {error}"
         if self._pipeline is not None:
             self._run = RunState(outline(self._pipeline.pipeline))
+            for event in self._events:
+                self._run.on_event(event)
         elif not self._problem:
             self._problem = "The pipeline of this run cannot be read, nor its stages: the host does not tell it."
 
