@@ -63,6 +63,25 @@ def test_files_and_folders_of_an_object_store(s3_base, execute):
     assert stages["list-files"].outputs == {"Output": ["a", "b"]}
 
 
+@pytest.mark.s3
+def test_a_file_that_goes_to_the_workspace_and_to_a_stage(s3_base, execute, tmp_path):
+    """The copy at one of the two places was missing."""
+    import fsspec
+
+    if "download_to_workspace" not in dsl.importer.__annotations__:
+        pytest.skip("this kfp has no importers to the workspace")
+    with fsspec.open(f"{s3_base}/a", "w") as file:
+        file.write("content")
+
+    @dsl.pipeline(pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
+    def pipeline():
+        options = {"artifact_uri": f"{s3_base}/a", "artifact_class": dsl.Dataset}
+        shared = dsl.importer(**options, download_to_workspace=True).output
+        both(one=dsl.importer(**options).output, other=shared)
+
+    execute(pipeline, kfp_workspace=tmp_path / "shared")
+
+
 def test_what_cannot_be_had(execute_failing):
     @dsl.pipeline
     def pipeline():

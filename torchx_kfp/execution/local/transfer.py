@@ -48,20 +48,18 @@ def with_copies(
         takes_all: whether the stage may take files without placeholders, as Python components do.
     """
     taken = {match.group(2) for word in words for match in _PATH.finditer(word)}
-    copies: dict[str, str] = {}
+    files = {name: value for name, value in inputs.items() if is_artifact(value) and (takes_all or name in taken)}
+    # Inputs with the same file have one copy: that of the workspace, if one of them goes there.
+    every = [artifact for value in files.values() for artifact in artifacts_in(value)]
+    copies = {artifact.uri: artifact.custom_path for artifact in every if artifact.custom_path}
     changed: dict[str, Any] = {}
-    for name, value in inputs.items():
-        if not is_artifact(value) or not (takes_all or name in taken):
-            continue
+    for name, value in files.items():
         made = []
         for index, artifact in enumerate(artifacts_in(value)):
             if not artifact.custom_path and not artifact.is_here:
                 file = os.path.basename(artifact.uri.rstrip("/"))
                 place = str(folder / name / str(index) / (file if file.strip(".") else "file"))
-                # Inputs with the same file have one copy.
-                artifact = dataclasses.replace(artifact, custom_path=copies.get(artifact.uri, place))
-            if artifact.custom_path:
-                copies[artifact.uri] = artifact.custom_path
+                artifact = dataclasses.replace(artifact, custom_path=copies.setdefault(artifact.uri, place))
             made.append(artifact)
         changed[name] = ArtifactList(made) if isinstance(value, ArtifactList) else made[0]
     return {**inputs, **changed}, copies
