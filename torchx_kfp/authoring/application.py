@@ -69,7 +69,7 @@ class Application:
         node_selector: the labels of its node.
         volumes: pairs of a claim and the path at which it is mounted.
         labels: the pod's labels.
-        task_config: for a launcher, the settings of the task that its own pod has as well; otherwise None.
+        task_config: for a launcher, the settings of the task that its own pod has as well; there are some.
     """
 
     words: Sequence[Text] = ()
@@ -82,7 +82,12 @@ class Application:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: Sequence[tuple[str, str]] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    task_config: Sequence[str] | None = None
+    task_config: Sequence[str] = ()
+
+    @property
+    def is_launcher(self) -> bool:
+        """Whether it is the launcher of a stage with an engine."""
+        return bool(self.task_config)
 
 
 def single_application(app: specs.AppDef, options: StageOptions) -> Application:

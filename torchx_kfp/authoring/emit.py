@@ -87,7 +87,7 @@ def _component_spec(plan: StagePlan, name: str) -> Any:
         for key, planned in plan.parameters.items()
     }
     passed_on: dict[str, Any] = {}
-    if plan.pod.task_config is not None and hasattr(dsl, "TaskConfig"):  # kfp 2.14 has none
+    if plan.pod.is_launcher and hasattr(dsl, "TaskConfig"):  # kfp 2.14 has none
         inputs[TASK_CONFIG] = structures.InputSpec("TaskConfig", optional=True)
         passed_on["task_config_passthroughs"] = [
             dsl.TaskConfigPassthrough(field=field, apply_to_task=field.name in plan.pod.task_config)

@@ -137,7 +137,7 @@ def _plan(
     tracked = options.tracker_base is not None
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
     # Only kfp 2.15 and newer give a launcher this parameter, but with older versions the others get the same names.
-    taken = [RUN_ID, *([] if application.task_config is None else [TASK_CONFIG])]
+    taken = [RUN_ID, *([TASK_CONFIG] if application.is_launcher else [])]
     published = None
     if options.publishing:
         # The program that publishes results also records the exit code of a stage that may fail.
@@ -193,7 +193,7 @@ def _needs_python(application: Application, published: Outputs | None) -> str:
     """Return the message for an image without python3; empty if the stage does not need it."""
     if "PATH" in application.env:
         return ""  # the script does not know where the application's programs are
-    if application.task_config is not None:
+    if application.is_launcher:
         return OF_LAUNCHER
     if published is None:
         return ""

@@ -282,7 +282,7 @@ class Stages(StageOptions):
             stage = replace(stage, tracker_base=base, reads=sources)
             parameters = [*parameters, *sources.values(), base]
         plan = plan_stage(app, stage, parameters=parameters, description=description)
-        of_engine = [] if plan.pod.task_config is None else [TASK_CONFIG]
+        of_engine = [TASK_CONFIG] if plan.pod.is_launcher else []
         _check_inputs(names, aliases, [*([TRACKER_BASE] if tracked else []), *plan.outputs, *of_engine])
         for key, planned in plan.parameters.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
