@@ -168,7 +168,7 @@ def test_output_that_would_break_the_picture() -> None:
 def test_the_end_by_a_signal_is_announced(progress: Progress) -> None:
     progress.on_event(RunEnding("SIGINT", 10.0, time=70.0))
     header = shown(progress).splitlines()[0]
-    assert header.startswith("SIGINT: ending, 5 s left; Ctrl-C: at once  digits 1m 05s  2 failed")
+    assert header.startswith("SIGINT: ending, 5 s left; another signal: at once  digits 1m 05s  2 failed")
 
 
 def test_lines_are_the_last_ones_and_the_one_that_has_no_end() -> None:

@@ -128,7 +128,7 @@ def _header(run: RunState, now: float) -> Text:
     if run.ending is not None:
         left = max(0, round(run.ending.time + run.ending.grace - now))
         reason = run.ending.reason
-        at_once = "" if reason == CANCELED_ON_KFP else "; Ctrl-C: at once"
+        at_once = "" if reason == CANCELED_ON_KFP else "; another signal: at once"
         header = Text.assemble((f"{reason}: ending, {left} s left", "bold yellow"), f"{at_once}  ", header)
     return header
 
