@@ -431,8 +431,8 @@ def _read(path: str, source: str) -> str:
         raise HostSettingsError(f"The file {path!r} of {source} cannot be read: {why}.") from None
 
 
-def _no_host(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
-    files = (environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
+def _no_host(settings: Settings) -> str:
+    files = (os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
     context = f"its context {settings.kube_context!r}" if settings.kube_context else "its current context"
     why = f"{context} in {' or '.join(files)} does not exist or cannot be used ('kubectl config get-contexts')."
     if not any(Path(file).expanduser().exists() for file in files):
@@ -440,7 +440,7 @@ def _no_host(settings: Settings, environ: Mapping[str, str] = os.environ) -> str
     return (
         f"No KFP host is given. Give one of these:\n"
         f"- --host https://kfp.example.com, or the variable {variable('host')} or KF_PIPELINES_ENDPOINT;\n"
-        f"- a line 'host = https://kfp.example.com' below [kfp] in {config_file(environ)}\n"
+        f"- a line 'host = https://kfp.example.com' below [kfp] in {config_file()}\n"
         f"  ({CONFIG} names another file);\n"
         f"- http://localhost:8080 as the host, while this runs:\n"
         f"  kubectl port-forward -n {settings.service_namespace} svc/ml-pipeline-ui 8080:80\n"

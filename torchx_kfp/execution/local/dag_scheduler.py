@@ -167,7 +167,6 @@ class Scheduler:
             while root.left.is_active():
                 if not self._act() and not self._start_next():
                     self._wait()
-            self._close(root)
         except BaseException:
             # A listener raised the exception; it must not get more events.
             self._kill()

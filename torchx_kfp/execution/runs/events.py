@@ -31,7 +31,7 @@ KFP_GRACE = 1.0
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The first event of a run, and the first of each time that it is resumed, or retried on KFP.
+    """The first event of a run, and the first of each time that it is retried on KFP.
 
     A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``not_applied``
     lists settings of the pipeline that have no effect on this machine, ``arguments`` has the values of all parameters,
@@ -133,7 +133,7 @@ class PipelineRetried:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage has ended or will not run; it is ``kept`` if it had succeeded before the run was resumed."""
+    """A stage has ended or will not run; it is ``kept`` if it had ended well before the run was resumed."""
 
     result: StageResult
     kept: bool = False
@@ -154,7 +154,7 @@ class RunEnding:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """The last event of a run; killed runs lack it. ``duration`` is in seconds since the run was started or resumed."""
+    """The last event of a run; killed runs lack it. ``duration`` is in seconds since the run was started or retried."""
 
     run_id: str
     state: State

@@ -192,7 +192,7 @@ def make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = Tr
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
-            f"The run's folder {str(folder)!r} cannot be created: {reason}. Name another place for it ({argument}, or "
+            f"The folder {str(folder)!r} cannot be created: {reason}. Name another place for it ({argument}, or "
             f"{option} on the command line)."
         ) from None
 

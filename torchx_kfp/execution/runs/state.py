@@ -1,4 +1,4 @@
-"""The state of a run, computed from its events; no other module interprets them.
+"""The state of a run, computed from its events.
 
 The live view, the final table, ``RunResult``, ``runs``, ``logs``, ``cancel`` and the report all read a ``RunState``. It
 draws nothing and reads no clock: it knows the times of the events, and those that its reader passes. Events can come

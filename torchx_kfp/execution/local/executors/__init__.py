@@ -1,1 +1,1 @@
-"""Engines, which run an attempt at a stage as a process or as a container."""
+"""What runs an attempt at a stage: a process, or a container."""
