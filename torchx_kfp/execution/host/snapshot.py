@@ -1,5 +1,5 @@
-"""A run on a KFP host as one answer describes it: its steps so far, which are those that the local runner would report,
-and what is new in them.
+"""What the answers of a KFP host have told of a run so far, as the steps that the local runner would report, and what
+is new in the last of them.
 
 Whatever ``RunState`` computes from their events is therefore the same: the view, the table, the report and ``--json``.
 """
@@ -17,7 +17,7 @@ from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.outcomes import reason_of_workflow
-from torchx_kfp.execution.host.stages import Phase, Place, StageReader, Step
+from torchx_kfp.execution.host.stages import Phase, Position, StageReader, Step
 from torchx_kfp.execution.host.states import Period, Progress, read_progress
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -170,14 +170,14 @@ def _steps(
             time=period.started_at,
             link=link,
         )
-        yield Step(RUN, Place(index, phase=Phase.STARTED), started)
+        yield Step(RUN, Position(index, phase=Phase.STARTED), started)
         for end in pipeline.kept if pipeline is not None else ():
-            yield Step(end.name, Place(index), StageFinished(end, kept=True, time=period.started_at))
+            yield Step(end.name, Position(index), StageFinished(end, kept=True, time=period.started_at))
         canceled = period.canceled_at
         before = [step for step in stages if canceled is None or step.event.time < canceled]
         yield from before
         if canceled is not None:
-            yield Step(RUN, Place(index, phase=Phase.ENDING), RunEnding(CANCELED_ON_KFP, KFP_GRACE, time=canceled))
+            yield Step(RUN, Position(index, phase=Phase.ENDING), RunEnding(CANCELED_ON_KFP, KFP_GRACE, time=canceled))
         yield from stages[len(before) :]
         if period.state.is_over:
             reason = _reason(run, period, stages, nodes, is_last=index == last)
@@ -186,7 +186,7 @@ def _steps(
             finished = RunFinished(
                 progress.run_id, period.state, time - period.started_at, reason=clean(reason), time=time
             )
-            yield Step(RUN, Place(index, phase=Phase.ENDED), finished)
+            yield Step(RUN, Position(index, phase=Phase.ENDED), finished)
 
 
 def _carried(steps: Sequence[Step], progress: Progress) -> Iterator[Step]:
@@ -197,7 +197,7 @@ def _carried(steps: Sequence[Step], progress: Progress) -> Iterator[Step]:
         # Until the retry has removed what failed, the nodes are those of the period before.
         if period < last and (progress.is_over or result.state.is_success or result.state is State.SKIPPED):
             event = StageFinished(result, kept=result.state.is_success, time=progress.last.started_at)
-            yield Step(name, Place(last), event)
+            yield Step(name, Position(last), event)
 
 
 def _reason(

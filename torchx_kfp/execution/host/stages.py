@@ -59,8 +59,8 @@ class Phase(IntEnum):
     ENDED = auto()
 
 
-class Place(NamedTuple):
-    """The place of a step among those of the same thing: whatever is further has a larger one.
+class Position(NamedTuple):
+    """The position of a step among those of the same thing: whatever is further has a larger one.
 
     Attributes:
         period: the index of the run's period.
@@ -80,7 +80,7 @@ class Step:
     """An event in the life of a stage, a loop or a nested pipeline, by its name, or of the run, which has none here."""
 
     of: str
-    at: Place
+    at: Position
     event: Event
 
 
@@ -435,7 +435,7 @@ class StageReader:
     def _known_end(self, name: str, scope: Scope) -> TaskOutcome | None:
         """Return the end of a stage that was told before, and that no answer takes back."""
         step = self._told.get(name)
-        if step is None or step.at != Place(len(self._progress.periods) - 1, scope.rounds, _LAST, Phase.ENDED):
+        if step is None or step.at != Position(len(self._progress.periods) - 1, scope.rounds, _LAST, Phase.ENDED):
             return None
         assert isinstance(step.event, StageFinished)
         self._steps.append(step)
@@ -450,7 +450,7 @@ class StageReader:
         # Clocks of pods and of KFP differ: a step is not older than the one before it.
         time = self._clocks[name] = max(event.time, self._clocks.get(name, event.time))
         event = replace(event, time=time) if time > event.time else event
-        at = Place(self._progress.period_at(time), scope.rounds, attempt, phase)
+        at = Position(self._progress.period_at(time), scope.rounds, attempt, phase)
         self._steps.append(Step(name, at, event))
         return time
 

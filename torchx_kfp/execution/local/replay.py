@@ -205,12 +205,12 @@ def replay(
         Journal(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
     ):
         context = make_context(folder, chosen, given, containers)
-        attempt, differs = _plan(invocation, context, overrides, named_base)
+        plan, differs = _plan(invocation, context, overrides, named_base)
         where = record.link or str(record.folder)
         say(f"Replays {invocation.name} ({where}).{' What is not as it was:' if differs else ''}")
         for sentence in differs:
             say(f"- {sentence}.")
-        result = _run(invocation, attempt, differs, context, journal, StageLines(watch))
+        result = _run(invocation, plan, differs, context, journal, StageLines(watch))
         return ReplayResult(run_id, invocation.name, result, invocation.result, folder, differs)
 
 
@@ -253,25 +253,25 @@ def _refuse_workspace(invocation: Invocation) -> None:
 
 def _run(
     invocation: Invocation,
-    attempt: AttemptPlan,
+    plan: AttemptPlan,
     differs: tuple[str, ...],
     context: RunContext,
     journal: Journal,
     lines: StageLines,
 ) -> StageResult:
-    if attempt.recorded_as and attempt.tracker_base:
+    if plan.recorded_as and plan.tracker_base:
         # This also shows at once whether it can record anything.
         original = invocation.result
         metadata = {REPLAY_OF: (original.run_id if original is not None else None) or invocation.name}
-        Recorder.open(attempt.tracker_base, attempt.directory).add(attempt.recorded_as, {"metadata": metadata})
+        Recorder.open(plan.tracker_base, plan.directory).add(plan.recorded_as, {"metadata": metadata})
     messages: list[StageResult | ReplicaCount] = []
     began, started = time.time(), time.monotonic()
     arguments = dict(invocation.record.arguments)
     journal.write(RunStarted(invocation.pipeline.name, context.run_id, context.folder, differs, arguments))
-    journal.write(StageStarted(attempt.stage, attempt.pod_name, 1, attempt.task, attempt.log_file))
+    journal.write(StageStarted(plan.stage, plan.pod_name, 1, plan.task, plan.log_file))
     with awaitable_processes():
         # It runs in this thread, which gets the signals.
-        Attempt(attempt, context.containers, lines, messages.append).run()
+        Attempt(plan, context.containers, lines, messages.append).run()
     seconds = time.monotonic() - started
     (ended,) = (message for message in messages if isinstance(message, StageResult))
     result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)
@@ -291,12 +291,12 @@ def _plan(
     """
     _refuse_workspace(invocation)
     try:
-        attempt, facts = _attempt(invocation, context, overrides)
+        plan, facts = _attempt(invocation, context, overrides)
     except ArgumentError:
         raise
     except ValueError as error:
         raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
-    base, ran_here = attempt.tracker_base, invocation.record.folder is not None
+    base, ran_here = plan.tracker_base, invocation.record.folder is not None
     if base and not overrides.tracker_base:
         why = why_not_read(base, [named_base], ran_here=ran_here)
         if why:
@@ -304,29 +304,29 @@ def _plan(
     environ: dict[str, str] = {}
     run_id = ""
     if facts.stage and facts.tracker_base:
-        run_id = f"{context.run_id}/{facts.stage}/{attempt.pod_name}"
+        run_id = f"{context.run_id}/{facts.stage}/{plan.pod_name}"
         environ = protocol.encode(protocol.StageContext(facts.tracker_base, run_id, facts.reads))
     environ |= facts.variables if facts.application else {}
-    application = list(facts.application or attempt.words)
-    if attempt.python is not None and attempt.container is None:
-        application = attempt.process_command
+    application = list(facts.application or plan.words)
+    if plan.python is not None and plan.container is None:
+        application = plan.process_command
     application, url = _without_workspace(application, overrides.code)
     url = url if url is not None else facts.workspace
     before = [*_IN_FOLDER, overrides.code] if overrides.code else workspace_words(url) if url else []
-    program, programs = application, dict(attempt.programs)
+    program, programs = application, dict(plan.programs)
     if overrides.shell:
-        program = ["sh" if attempt.container is not None else os.environ.get("SHELL") or "/bin/sh", "-i"]
-        environ[COMMAND_FILE] = os.path.join(attempt.made, "command.sh")
+        program = ["sh" if plan.container is not None else os.environ.get("SHELL") or "/bin/sh", "-i"]
+        environ[COMMAND_FILE] = os.path.join(plan.made, "command.sh")
         programs[environ[COMMAND_FILE]] = f"#!/bin/sh\nexec {shlex.join(application)}\n"
-    every = {**attempt.environ, **environ, **overrides.environ}
+    every = {**plan.environ, **environ, **overrides.environ}
     planned = dataclasses.replace(
-        attempt,
+        plan,
         environ={name: text for name, text in every.items() if text is not None},
         programs=programs,
         replaces=[*before, *program],
         recorded_as=run_id,
     )
-    return planned, tuple(_differences(invocation, attempt, facts, context, overrides))
+    return planned, tuple(_differences(invocation, plan, facts, context, overrides))
 
 
 def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, DecodedCommand]:
@@ -340,13 +340,13 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
         )
         container = dataclasses.replace(component.container, command=command, args=args)
         run.component = dataclasses.replace(component, container=container)
-    attempt = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
-    facts = decode(attempt.words)
+    plan = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
+    facts = decode(plan.words)
     if overrides.shell or (facts.stage and facts.tracker_base):
         # What it records takes the place of KFP's outputs, which nobody reads.
         left = dataclasses.replace(run.component, outputs={}, artifact_outputs={})
-        attempt = dataclasses.replace(attempt, component=left)
-    return attempt, facts
+        plan = dataclasses.replace(plan, component=left)
+    return plan, facts
 
 
 def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str | None]:
@@ -361,22 +361,22 @@ def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str 
 
 
 def _differences(
-    invocation: Invocation, attempt: AttemptPlan, facts: DecodedCommand, context: RunContext, overrides: Overrides
+    invocation: Invocation, plan: AttemptPlan, facts: DecodedCommand, context: RunContext, overrides: Overrides
 ) -> Iterator[str]:
     """Describe what is not as it was, one thing a sentence."""
     component = invocation.component
-    in_container = attempt.container is not None
+    in_container = plan.container is not None
     was_process = invocation.record.folder is not None and invocation.record.options.get("docker") is False
     if in_container and was_process:
-        yield f"It runs in the image {attempt.image}, not as a process of this machine"
+        yield f"It runs in the image {plan.image}, not as a process of this machine"
     if not in_container and not was_process:
-        yield f"It runs as a process of this machine, not in the image {attempt.image} (--docker)"
-    brings_code = attempt.python is not None or any(map(protocol.is_workspace, facts.words))
+        yield f"It runs as a process of this machine, not in the image {plan.image} (--docker)"
+    brings_code = plan.python is not None or any(map(protocol.is_workspace, facts.words))
     if overrides.code:
         place = facts.workspace or ("the run's directory" if was_process else "its image")
         yield f"The code is that of {overrides.code}, not that of {place}"
     elif not (brings_code or in_container or was_process):
-        yield f"The code is that of {attempt.directory}, not that in the image (--workspace)"
+        yield f"The code is that of {plan.directory}, not that in the image (--workspace)"
     # A process of this machine did not have then what it does not have now, except for variables.
     lacks = missing_variables(component, context.given, invocation.place.scope_inputs)
     if in_container or not was_process:

@@ -170,26 +170,26 @@ _LONGEST_OUTPUT = 16 << 20
 _LONGEST_REPORT = 64 << 20
 
 
-def read_run_id(attempt: AttemptPlan) -> str | None:
+def read_run_id(plan: AttemptPlan) -> str | None:
     """Return the run id of a tracked stage, which exists even if the stage failed afterwards."""
-    path = attempt.facts.output_files.get(RUN_ID)
-    if attempt.recorded_as or path is None or attempt.tracker_base is None:
-        return attempt.recorded_as or None
+    path = plan.facts.output_files.get(RUN_ID)
+    if plan.recorded_as or path is None or plan.tracker_base is None:
+        return plan.recorded_as or None
     with contextlib.suppress(OSError, ValueError):
-        return safe_files.read_bytes(path, attempt.root, limit=_LONGEST_OUTPUT).decode() or None
+        return safe_files.read_bytes(path, plan.root, limit=_LONGEST_OUTPUT).decode() or None
     return None
 
 
-def read_outputs(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]]:
+def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]]:
     """Return the stage's output parameters, and its artifacts in their final places.
 
     Raises:
         ValueError: something is missing, has the wrong type, or is not a file; the message continues a sentence that
             begins with the stage's name.
     """
-    report, declared = attempt.facts.executor_output, attempt.facts.output_artifacts
+    report, declared = plan.facts.executor_output, plan.facts.output_artifacts
     try:
-        text = safe_files.read_bytes(report, attempt.root, limit=_LONGEST_REPORT).decode()
+        text = safe_files.read_bytes(report, plan.root, limit=_LONGEST_REPORT).decode()
     except FileNotFoundError:
         text = ""
     except (OSError, ValueError) as error:
@@ -198,20 +198,20 @@ def read_outputs(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifa
         reported, artifacts = read_report(text, declared)
     except ValueError as error:
         raise ValueError(f"wrote a report that {error}: {report}") from None
-    outputs = {name: _read_output(attempt, name, type_, reported) for name, type_ in attempt.component.outputs.items()}
-    return outputs, {name: _store(attempt, artifact) for name, artifact in artifacts.items()}
+    outputs = {name: _read_output(plan, name, type_, reported) for name, type_ in plan.component.outputs.items()}
+    return outputs, {name: _store(plan, artifact) for name, artifact in artifacts.items()}
 
 
-def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[str, Any]) -> Any:
+def _read_output(plan: AttemptPlan, name: str, type_: str, reported: Mapping[str, Any]) -> Any:
     if name in reported:
         return convert(reported[name], type_)
-    path = attempt.facts.output_files[name]
+    path = plan.facts.output_files[name]
     try:
-        text = safe_files.read_bytes(path, attempt.root, limit=_LONGEST_OUTPUT).decode()
+        text = safe_files.read_bytes(path, plan.root, limit=_LONGEST_OUTPUT).decode()
     except FileNotFoundError:
-        if attempt.python is not None:
+        if plan.python is not None:
             raise ValueError(
-                f"did not give its output {name!r} a value: the function {attempt.python.function!r} returned None, "
+                f"did not give its output {name!r} a value: the function {plan.python.function!r} returned None, "
                 f"and the file {path} is missing"
             ) from None
         raise ValueError(
@@ -227,48 +227,48 @@ def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[
         raise ValueError(f"wrote something into its output {name!r} that {error}") from None
 
 
-def _store(attempt: AttemptPlan, artifact: Artifact) -> Artifact:
+def _store(plan: AttemptPlan, artifact: Artifact) -> Artifact:
     """Copy a file from the artifact's custom path to its final place, as KFP's launcher uploads it."""
     stored = dataclasses.replace(artifact, custom_path="")
     if not stored.is_here:
-        if attempt.container is not None and not (is_object_store(stored.uri) or _WEB.match(stored.uri)):
+        if plan.container is not None and not (is_object_store(stored.uri) or _WEB.match(stored.uri)):
             raise ValueError(f"reported the artifact {artifact.name!r} at {stored.uri}, which is not object storage")
         return stored
-    root = attempt.root
+    root = plan.root
     try:
         if artifact.custom_path:
-            _copy_custom(attempt, artifact.custom_path, stored.path)
+            _copy_custom(plan, artifact.custom_path, stored.path)
         safe_files.verify_tree(stored.path, root)
-        if root is None and stored.path.startswith(os.path.join(attempt.made, "")):
+        if root is None and stored.path.startswith(os.path.join(plan.made, "")):
             safe_files.verify_content(stored.path)
     except OSError as error:
         raise ValueError(f"left the artifact {artifact.name!r} unusable: {explain(error)}") from None
     return stored
 
 
-def _copy_custom(attempt: AttemptPlan, path: str, target: str) -> None:
-    if attempt.container is None:
+def _copy_custom(plan: AttemptPlan, path: str, target: str) -> None:
+    if plan.container is None:
         with contextlib.suppress(FileNotFoundError):
             safe_files.copy(path, target)
         return
-    found = attempt.container.mount_of(path)
+    found = plan.container.mount_of(path)
     if found is None:
         raise safe_files.UnfitFileError(
             f"{path} is gone with the container. Write to the artifact's own path, or to a folder that is mounted"
         )
     mount, source = found
     with contextlib.suppress(FileNotFoundError):
-        safe_files.copy(source, target, source_root=mount.source, target_root=attempt.root)
+        safe_files.copy(source, target, source_root=mount.source, target_root=plan.root)
 
 
-def registered_files(attempt: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
+def registered_files(plan: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
     """Return the paths on this machine of the files and folders that the stage has registered, if they exist.
 
     Those that it has stored elsewhere have URLs.
     """
     stored = [artifact.path for artifact in registered.values() if artifact.stored and "://" in artifact.path]
     paths = [artifact.path.removeprefix("file://") for artifact in registered.values()]
-    if attempt.container is not None:
-        mounted = map(attempt.container.mount_of, paths)
+    if plan.container is not None:
+        mounted = map(plan.container.mount_of, paths)
         paths = [found[1] for found in mounted if found is not None]
     return (*(path for path in paths if os.path.isabs(path) and os.path.exists(path)), *stored)

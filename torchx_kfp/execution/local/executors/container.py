@@ -246,12 +246,12 @@ class Containers:
             else:
                 share(folder, root)
 
-    def _create(self, attempt: AttemptPlan) -> str:
+    def _create(self, plan: AttemptPlan) -> str:
         """Create the container, and return its id."""
-        command = attempt.replaces if attempt.replaces is not None else attempt.words if attempt.command else []
+        command = plan.replaces if plan.replaces is not None else plan.words if plan.command else []
         # The value of a secret is no word, which other users of this machine could see; all others are public.
-        values = attempt.environ
-        secrets = {name: values[name] for name in attempt.secrets if name in values}
+        values = plan.environ
+        secrets = {name: values[name] for name in plan.secrets if name in values}
         for name in secrets:
             if _OF_PROGRAM.fullmatch(name) or not _NAME.fullmatch(name):
                 raise AttemptError(
@@ -259,11 +259,11 @@ class Containers:
                     "stage gets from a secret. Name it differently, or mount the secret as a file"
                 )
         variables = [f"--env={name}" if name in secrets else f"--env={name}={value}" for name, value in values.items()]
-        words = ["create", *self._options(attempt), *variables]
+        words = ["create", *self._options(plan), *variables]
         words += [f"--entrypoint={command[0]}"] if command else []
-        words += ["--", attempt.image, *command[1:]]
+        words += ["--", plan.image, *command[1:]]
         if not command:
-            words += attempt.args
+            words += plan.args
         try:
             return ask(self.engine.program, *words, environ={**os.environ, **secrets}).split()[-1]
         except EngineError as error:
@@ -273,20 +273,20 @@ class Containers:
         except (OSError, ValueError) as error:
             raise start_error([self.engine.program, *words], error) from None
 
-    def _options(self, attempt: AttemptPlan) -> list[str]:
-        plan = attempt.container
-        assert plan is not None
-        limits, labels = plan.limits, {RUN_LABEL: self.run_id, MARK_LABEL: self.mark, STAGE_LABEL: attempt.stage}
+    def _options(self, plan: AttemptPlan) -> list[str]:
+        container = plan.container
+        assert container is not None
+        limits, labels = container.limits, {RUN_LABEL: self.run_id, MARK_LABEL: self.mark, STAGE_LABEL: plan.stage}
         options = [f"--label={name}={value}" for name, value in labels.items()]
         # As with KFP's launcher, the application is not the container's first process, so signals have their usual
         # effect. Without MKNOD, its root cannot create device files in folders of this machine that it writes to. The
         # runner reads the output while the container runs, and keeps it in the run's folder. SELinux blocks mounts
         # unless they are relabelled.
         options += ["--init", "--cap-drop=MKNOD", "--log-driver=none", "--security-opt=label=disable", "--pull=never"]
-        if attempt.replaces is not None:
+        if plan.replaces is not None:
             has_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
             options += ["--interactive", *(["--tty"] if has_terminal else [])]
-        if user := pod_user(attempt.component.platform):
+        if user := pod_user(plan.component.platform):
             options.append(f"--user={user}")
         if limits.cpus:
             cpus = min(limits.cpus, self.engine.cpus) if self.engine.cpus else limits.cpus
@@ -297,15 +297,15 @@ class Containers:
             options += [f"--memory={memory}b", f"--memory-swap={memory}b"]
         if limits.accelerators and self.engine.has_gpus:
             options.append(f"--gpus={limits.accelerators}")
-        if plan.shared_memory is not None:
-            options.append(f"--shm-size={plan.shared_memory}b")
+        if container.shared_memory is not None:
+            options.append(f"--shm-size={container.shared_memory}b")
         mounts = [
             ("type=bind", f"source={it.source}", f"target={it.target}", *(["readonly"] if it.read_only else []))
-            for it in plan.mounts
+            for it in container.mounts
         ]
         mounts += [
             ("type=tmpfs", f"target={path}", "tmpfs-mode=1777", *([] if size is None else [f"tmpfs-size={size}"]))
-            for path, size in plan.memory_folders.items()
+            for path, size in container.memory_folders.items()
         ]
         return [*options, *(f"--mount={_csv(fields)}" for fields in mounts)]
 
@@ -313,13 +313,13 @@ class Containers:
 class ContainerStage(RunningStage):
     """A container that was created, from its start to its end."""
 
-    def __init__(self, engine: Engine, container: str, attempt: AttemptPlan) -> None:
+    def __init__(self, engine: Engine, container: str, plan: AttemptPlan) -> None:
         """Start it; all of its output is seen, because the program attaches before the start."""
-        assert attempt.container is not None
+        assert plan.container is not None
         self._engine, self._container = engine, container
-        self._image, self._limit = attempt.image, attempt.container.limits.memory
+        self._image, self._limit = plan.image, plan.container.limits.memory
         self._was_asked = self._out_of_memory = False
-        attached = attempt.replaces is not None
+        attached = plan.replaces is not None
         # With the usual keys, Ctrl-P would wait for another one.
         options = ["--interactive", "--detach-keys=ctrl-@,ctrl-^"] if attached else []
         try:
