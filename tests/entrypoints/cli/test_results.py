@@ -54,6 +54,8 @@ SHOWN = {
     ("--where", "done != 1"): [ORDER[1], ORDER[3]],
     ("--where", "accuracy == diverged"): [ORDER[4]],
     ("--where", "accuracy != 0.5"): [ORDER[2], ORDER[3], ORDER[4], ORDER[5]],
+    ("--where", "accuracy == nan"): [ORDER[2]],
+    ("--where", "accuracy != NaN"): [ORDER[1], ORDER[3], ORDER[4], ORDER[5]],
     ("--where", "note == 'two words'"): [ORDER[1]],
     ("--where", 'note == "two words"'): [ORDER[1]],
     ("--where", "l2norm/mean > 1"): [ORDER[1]],

@@ -57,7 +57,7 @@ def parse_comparison(text: str) -> Comparison:
 def _holds(value: Any, operator: str, text: str) -> bool:
     """Tell whether a comparison is true of a value. Values of different types differ; only numbers have an order.
 
-    Tags are text: one that is a number has the order of numbers.
+    Tags are text: one that is a number has the order of numbers. NaN is equal to itself.
     """
     if isinstance(value, str) and operator not in _EQUALITY:
         value = _number(value)
@@ -65,6 +65,8 @@ def _holds(value: Any, operator: str, text: str) -> bool:
         other: Any = {"true": True, "false": False}.get(text.lower())
     else:
         other = text if isinstance(value, str) else _number(text)
+    if value != value and other != other:
+        return operator == "=="
     return (operator in _EQUALITY or is_number(value)) and bool(_OPERATORS[operator](value, other))
 
 
