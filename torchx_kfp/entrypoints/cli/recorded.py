@@ -69,6 +69,10 @@ class Chosen:
     cached: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    def run_of(self, key: str) -> str:
+        """Return the pipeline run for which a run id counts: of what was taken from another run, the named one."""
+        return pipeline_run(self.name if key in self.cached else key)
+
 
 @dataclass(frozen=True)
 class Recorded:
