@@ -95,18 +95,18 @@ class _Choice:
         self._first = {name: len(known.attempts) - 1 for name, known in record.run.by_name.items()}
 
     def stages(self, record: RunRecord) -> list[str]:
-        """Return the names of the chosen stages that are already known."""
-        return list(record.run.by_name) if self._stage is None else stages_named(record, self._stage)
+        """Return the names of the chosen stages that are already known, in the order in which tables have them."""
+        chosen = {*(record.run.by_name if self._stage is None else stages_named(record, self._stage))}
+        return [stage.name for stage in record.run.stages if stage.name in chosen]
 
     def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
-        """Yield stages and their logs, in the order in which they started; a cached stage has that of another run."""
-        ran = [(name, attempts) for name in self.stages(record) if (attempts := record.run.attempts_at(name))]
-        for name, attempts in ran:
+        """Yield the chosen stages and their logs; a cached stage has that of another run."""
+        for name in self.stages(record):
+            attempts = record.run.attempts_at(name)
             for started in self._wanted(name, attempts):
                 if started.log_file is not None:
                     yield name, started.log_file
-        for name in self.stages(record):
-            end = None if record.run.attempts_at(name) else record.run.end_of(name)
+            end = None if attempts else record.run.end_of(name)
             if end is not None and end.log_file is not None and end.log_file.exists():
                 yield name, end.log_file
 
