@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterable
@@ -127,6 +128,9 @@ def test_the_hint_after_a_failure_runs_mended_code(project: Path, call: Call) ->
     (project / "code" / "helper.py").write_text("VALUE = 5\n")
     again = call("run", "--resume", "latest")
     assert (again.returncode, "Resumes required-" in again.stderr) == (1, True), "it has the code that was sent"
+    shutil.move(project / "base/.torchx_kfp/workspaces", project / "gone")
+    gone = call("run", "--resume", "latest")
+    assert (gone.returncode, "PIPELINE --workspace DIR" in gone.stderr) == (2, True), gone.stderr
     assert call(*hint[1].split()).returncode == 0
 
 
@@ -240,8 +244,9 @@ def test_a_component_has_its_own_workspace(project: Path, call: Call) -> None:
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--tag", "team"], ["'team'", "NAME=VALUE"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--mount", "/tmp"], ["--docker"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-qv"], ["--quiet", "--verbose"]),
+        (["pipe.py:one", "-p", "workspace=code", "--tracker-base", "base"], ["'code' is a folder", "--workspace code"]),
     ],
-    ids=["dry-run", "tag", "mount", "view"],
+    ids=["dry-run", "tag", "mount", "view", "parameter"],
 )
 def test_a_run_that_is_refused_stores_no_code(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
     done = call("run", *words)

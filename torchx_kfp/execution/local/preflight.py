@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.common.text import joined
+from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.specification import ReplicaRole
-from torchx_kfp.errors import MissingCredentialsError, TrackerError
+from torchx_kfp.errors import ArgumentError, MissingCredentialsError, TrackerError
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.endpoints import described, own_endpoints
 from torchx_kfp.execution.local.executors.mounts import Mount
@@ -208,3 +210,16 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], options: RunOp
                 raise
         except TrackerError as error:
             raise type(error)(f"No result could be recorded under the tracker base {base!r}: {error}") from error
+
+
+def check_code(pipeline: Pipeline, arguments: Mapping[str, Any], options: RunOptions) -> None:
+    """Raise ArgumentError if a process of a stage would start in a workspace that is not in its directory here."""
+    for url in {stage.workspace for stage in known_stages(pipeline, arguments)} if not options.docker else ():
+        path = os.path.join(options.directory, url)
+        if url and os.path.isdir(path):
+            raise ArgumentError(f"The workspace {url!r} is a folder, which is sent as --workspace {shlex.quote(url)}.")
+        if workspace_digest(url) and "://" not in url and not os.path.exists(path):
+            raise ArgumentError(
+                f"The code of this run, {url}, is not there any more. Give the pipeline and the folder with its code: "
+                "PIPELINE --workspace DIR, to resume as well."
+            )

@@ -25,7 +25,7 @@ from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, 
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
-from torchx_kfp.execution.local.preflight import check_bases, check_supported, find_not_applied
+from torchx_kfp.execution.local.preflight import check_bases, check_code, check_supported, find_not_applied
 from torchx_kfp.execution.local.run_options import PROJECT, RunKeywords, RunOptions
 from torchx_kfp.execution.model.checks import of_arguments
 from torchx_kfp.execution.model.findings import Finding
@@ -179,6 +179,7 @@ def start(
     watch = watch if watch is not None else default_watch()
     with connected(chosen, run_id) as containers:
         prepared.upload(say)
+        check_code(loaded, values, chosen)
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}
