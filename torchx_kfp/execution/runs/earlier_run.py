@@ -120,6 +120,7 @@ class EarlierRun:
         kept: the names of the stages that it had kept itself.
         gone: why results of stages are not there any more, as clauses by the stages' names.
         unreadable: the tracker bases that cannot be read here, and why.
+        named_bases: the tracker bases that the user has named, now.
     """
 
     record: RunRecord
@@ -128,6 +129,7 @@ class EarlierRun:
     kept: Collection[str] = ()
     gone: Mapping[str, str] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    named_bases: Collection[str] = ()
 
     @property
     def run_id(self) -> str:
@@ -200,7 +202,7 @@ def earlier_run(
     # A folder may have been moved, with logs; of a run on a host, not all that the record has is shown.
     found = {**kept, **found} if record.folder is not None else {**found, **kept}
     gone, unreadable = _what_is_gone(record, [end for end in found.values() if end.state.is_success], trusted_bases)
-    return EarlierRun(record, whole_pipeline(own), found, kept.keys(), gone, unreadable)
+    return EarlierRun(record, whole_pipeline(own), found, kept.keys(), gone, unreadable, trusted_bases)
 
 
 def _what_is_gone(

@@ -239,7 +239,7 @@ def _changed_files(earlier: EarlierRun, stages: Iterable[ScopedTask], archive: b
     url = earlier.record.arguments.get(WORKSPACE_PARAMETER)
     digest = workspace_digest(url) if isinstance(url, str) else None
     base = str(url).removesuffix(f"/{workspace_key(digest)}") if digest else ""
-    if not digest or why_not_read(base, earlier.trusted_bases, ran_here=earlier.record.folder is not None):
+    if not digest or why_not_read(base, earlier.named_bases, ran_here=earlier.record.folder is not None):
         return {}
     known = known_stages(earlier.pipeline, earlier.record.arguments)
     before = {stage.name: stage for stage in known if stage.workspace == url}
