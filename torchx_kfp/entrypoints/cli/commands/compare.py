@@ -161,7 +161,8 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
     """Yield what is known of a run. ``is_alone``: it is a single execution, whose stage's name does not count."""
     recorder, keys = located.recorder, chosen.keys
     for name, value in located.arguments.items():
-        if name != TRACKER_BASE:
+        # The files of code are compared, not where they are.
+        if name != TRACKER_BASE and not (isinstance(value, str) and workspace_digest(value)):
             yield "", "parameter", name, value
     for name, value in recorder.record(chosen.name.partition("/")[0], "tags").tags.items():
         yield "", "tag", name, value
