@@ -266,6 +266,17 @@ def test_runs(case: Case, call: Call) -> None:
         assert run["seconds"] == case.seconds
 
 
+def test_show(case: Case, call: Call) -> None:
+    """A stage that goes on has the seconds since its start; nobody saw the end of one that was killed."""
+    for stage in json.loads(call("show", "latest", "--json").stdout)["stages"]:
+        assert (stage["seconds"] > 1000) == (stage["state"] in ("running", "retrying"))
+    table = call("show", "latest").stdout
+    assert not re.search(r" (interrupted|running|retrying) .* 0\.0", table)
+    if (case.run, case.tasks) == ("interrupted", ("a", "b", "c")):
+        plan = call("run", "--resume", "latest", "--dry-run").stdout.splitlines()
+        assert plan[2:] == ["  b  runs: it had not ended", "  c  runs: it had not begun"]
+
+
 def test_report(case: Case, call: Call) -> None:
     assert call("report", "latest").returncode == 0
     page = Page((FOLDER / "report.html").read_text())

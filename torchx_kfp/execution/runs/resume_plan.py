@@ -267,7 +267,9 @@ class _Planner:
             if (why := self._why_not_kept(end)) and not (is_group and end.state is State.SKIPPED):
                 return f"{end.name}: {why}" if is_group else why
         if not any(end.state.is_success for end in ends):
-            return "it was skipped" if ends else "it had not begun"
+            tasks = [self._earlier.record.run.tasks.get(name) for name in unit.names]
+            has_begun = any(task is not None and task.started_at is not None for task in tasks)
+            return "it was skipped" if ends else f"it had not {'ended' if has_begun else 'begun'}"
         if missing := self._without_end(unit):
             return f"{missing} had not ended"
         return "its condition, or what that reads, has changed" if ("", CONDITION) in self._changes(unit) else ""

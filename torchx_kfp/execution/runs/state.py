@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
 from torchx_kfp.execution.runs.events import (
@@ -327,9 +327,17 @@ class RunState:
         found = self.by_name.get(stage)
         return self.state.is_over or (found is not None and found.state.is_over)
 
-    def result(self) -> RunResult:
-        """Return the run's result, as ``torchx_kfp.local.run`` returns it."""
+    def result(self, now: float | None = None) -> RunResult:
+        """Return the run's result, as ``torchx_kfp.local.run`` returns it.
+
+        Args:
+            now: the current time, in seconds since the epoch; without it, running stages have no duration.
+        """
         finished = self.finished
+        stages = [stage.result for stage in self.stages]
+        if now is not None:
+            active = {it.name: now - (it.started_at or now) for it in stages if it.state.is_active}
+            stages = [replace(it, duration=active.get(it.name, it.duration)) for it in stages]
         return RunResult(
             pipeline=self.first.pipeline if self.first else "",
             run_id=self.run_id,
@@ -337,7 +345,7 @@ class RunState:
             folder=self.started.folder if self.started else None,
             link=self.started.link if self.started else "",
             duration=self.duration(),
-            stages=tuple(stage.result for stage in self.stages),
+            stages=tuple(stages),
             outputs=finished.outputs if finished else {},
             artifacts=finished.artifacts if finished else {},
             reason=finished.reason if finished else "",

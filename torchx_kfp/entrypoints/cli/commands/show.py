@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -175,7 +176,7 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
 
     base, recorded = _recorded(record, lookup)
     resumes = [record.resumes] if record.resumes else list(recorded.resumes)
-    result = record.run.result()
+    result = record.run.result(time.time() if record.is_running else None)
     for sentence in record.corrupt:
         print_message(sentence)
     if as_json:

@@ -244,7 +244,8 @@ def print_stages(stages: Sequence[StageResult]) -> None:
             "stage": first.name,
             "state": str(first.state),
             "attempts": _range([stage.starts for stage in ran], ",") if has_retries else "",
-            "seconds": _range([stage.duration for stage in ran], ".1f"),
+            # Nobody saw the end of a stage that was interrupted.
+            "seconds": _range([it.duration for it in ran if it.duration or it.state is not State.INTERRUPTED], ".1f"),
             "results": results,
         }
         if len(group) > 1:
