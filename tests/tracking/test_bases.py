@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking import FsspecResultTracker, open_tracker
 
 pytestmark = pytest.mark.lowest
 
@@ -64,6 +64,14 @@ def test_bases_that_are_refused(base: Any, message: str) -> None:
         FsspecResultTracker(base)
 
 
+def test_a_base_that_is_read_is_there(tmp_path: Path) -> None:
+    """A typo was an empty frame."""
+    FsspecResultTracker(tmp_path / "results")["run/train/1"] = {"loss": 1}
+    assert list(open_tracker(tmp_path / "results").keys()) == ["run/train/1"]
+    with pytest.raises(TrackerBaseError, match=says("There is no directory", "reslts'", "Did you mean", "results'?")):
+        open_tracker(tmp_path / "reslts")
+
+
 #: Bases of all forms: paths, URLs of files, and what looks like one of them.
 FORMS = ["file://", "file:", "local://", "/", "~", ".", "..", "a", "é", " ", "%20", "*", "[", "?", "#"]
 BASES = st.builds("".join, st.lists(st.sampled_from(FORMS)))
@@ -100,7 +108,7 @@ def test_a_missing_package_is_named(base: str, module: str, install: str) -> Non
     code = """
 import sys
 sys.modules[sys.argv[2]] = None  # as if it were not installed
-from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking import FsspecResultTracker, open_tracker
 from torchx_kfp.tracking.store import File
 try:
     FsspecResultTracker(sys.argv[1])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchx_kfp.common.extras import install_line
-from torchx_kfp.common.text import SuggestingDict, shown
+from torchx_kfp.common.text import SuggestingDict, did_you_mean_path, shown
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
@@ -296,6 +296,20 @@ def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
     return base
 
 
+def verify_there(tracker: FsspecResultTracker) -> None:
+    """Raise TrackerBaseError if the base of a tracker is a directory that does not exist: to read it would not fail."""
+    if not isinstance(tracker.store, DiskStore) or os.path.isdir(folder := tracker.store.folder):
+        return
+    base = tracker.tracker_base
+    wrong = f"{base!r} is not a directory" if os.path.lexists(folder) else f"There is no directory {base!r}"
+    way_out = (
+        " A tracker base is a directory, or a URL such as s3://bucket/results: the one that the pipeline ran with."
+    )
+    raise TrackerBaseError(
+        f"{wrong}.{did_you_mean_path(base if os.path.abspath(base) == folder else folder) or way_out}"
+    )
+
+
 def open_tracker(tracker_base: str | os.PathLike[str]) -> FsspecResultTracker:
     """Return the tracker of a base, to query what runs have recorded there: ``open_tracker(base).to_frame()``.
 
@@ -303,6 +317,8 @@ def open_tracker(tracker_base: str | os.PathLike[str]) -> FsspecResultTracker:
         tracker_base: an fsspec URL or a local directory.
 
     Raises:
-        TrackerError: the base cannot be used.
+        TrackerError: the base cannot be used, or is a directory that does not exist.
     """
-    return FsspecResultTracker(tracker_base)
+    tracker = FsspecResultTracker(tracker_base)
+    verify_there(tracker)
+    return tracker

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torchx_kfp.common.text import UUID, did_you_mean_path, listed, most_similar, printable
+from torchx_kfp.common.text import UUID, listed, most_similar, printable
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
     KeyRefusedError,
     MissingResultsError,
     TorchxKfpError,
-    TrackerBaseError,
     UnknownRunError,
 )
 from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names, task_name
@@ -25,6 +23,7 @@ from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run, run_id_parts
+from torchx_kfp.tracking.tracker import verify_there
 
 
 def open_recorder(base: str) -> Recorder:
@@ -34,17 +33,8 @@ def open_recorder(base: str) -> Recorder:
         TrackerBaseError: the base is malformed, or a local one does not exist: reading itself would not fail.
     """
     recorder = Recorder.open(base)
-    folder = recorder.folder
-    if folder is None or os.path.isdir(folder):
-        return recorder
-    base = recorder.tracker_base
-    wrong = f"{base!r} is not a directory" if os.path.lexists(folder) else f"There is no directory {base!r}"
-    way_out = (
-        " A tracker base is a directory, or a URL such as s3://bucket/results: the one that the pipeline ran with."
-    )
-    raise TrackerBaseError(
-        f"{wrong}.{did_you_mean_path(base if os.path.abspath(base) == folder else folder) or way_out}"
-    )
+    verify_there(recorder)
+    return recorder
 
 
 def parts(key: str) -> dict[str, str]:
