@@ -16,6 +16,8 @@ from tests.entrypoints.cli.conftest import Call
 from tests.programs import PROGRAM, Program, results_in
 from torchx_kfp.tracking import FsspecResultTracker
 
+CLI = "torchx_kfp.entrypoints.cli"
+
 
 @pytest.mark.versions
 def test_help_has_whole_summaries_and_the_version(call: Call) -> None:
@@ -235,11 +237,20 @@ def test_output_that_cannot_be_written(words: str, call: Call, project: Path) ->
     assert done.returncode == 1
 
 
-def test_an_interrupt_while_the_program_is_imported_is_one_line(tmp_path):
-    """It used to be a traceback of forty lines, from whatever module was being imported."""
-    (tmp_path / "click.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n")
+@pytest.mark.parametrize("module", ["click", f"{CLI}.display.printing", f"{CLI}.commands.runs"])
+def test_an_interrupt_while_the_program_is_imported_is_one_line(tmp_path, module):
+    """It used to be a traceback of forty lines, or click's own word."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys, time\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            time.sleep(5)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "torchx_kfp", "--help"],
+        [sys.executable, "-m", "torchx_kfp", "runs"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

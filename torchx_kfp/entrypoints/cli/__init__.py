@@ -161,6 +161,13 @@ class _CommandGroup(click.Group):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return self._invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(130)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         import logging
         import traceback
 
@@ -177,9 +184,6 @@ class _CommandGroup(click.Group):
             # The end of a stage's log keeps its colors.
             print_message(f"Error: {error}", colours=isinstance(error, StageFailedError))
             ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            print_message("Interrupted.")
-            ctx.exit(130)
         finally:
             logger.removeHandler(handler)
 
