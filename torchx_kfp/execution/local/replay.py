@@ -126,7 +126,7 @@ class ReplayResult:
     def __str__(self) -> str:
         """Return how it ended, and the results beside the original's."""
         how = self.stage.reason or str(self.stage.state)
-        was = "" if self.original is None else f"; it had {self.original.reason or self.original.state}"
+        was = "" if self.original is None else f"; before, it {self.original.reason or self.original.state}"
         head = f"{self.replayed}, replayed as {self.run_id}: {how} ({duration(self.stage.duration)}){was}"
         return "\n".join([head, *(f"  {line}" for line in self.compare())])
 
@@ -373,7 +373,7 @@ def _differences(
         yield f"It runs as a process of this machine, not in the image {plan.image} (--docker)"
     brings_code = plan.python is not None or any(map(protocol.is_workspace, facts.words))
     if overrides.code:
-        place = facts.workspace or ("the run's directory" if was_process else "its image")
+        place = "the run" if facts.workspace else "the run's directory" if was_process else "its image"
         yield f"The code is that of {overrides.code}, not that of {place}"
     elif not (brings_code or in_container or was_process):
         yield f"The code is that of {plan.directory}, not that in the image (--workspace)"
