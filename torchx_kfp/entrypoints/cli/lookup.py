@@ -40,8 +40,9 @@ from torchx_kfp.execution.host.settings import flag, read_settings
 from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.history import RunReader, find_run, is_run, read_run
-from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
+from torchx_kfp.execution.runs.record import RunRecord, missing, untracked, why_not_read
 from torchx_kfp.execution.runs.source import RunSource
+from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.tracker import absolute_base
 
 if TYPE_CHECKING:
@@ -165,8 +166,17 @@ class Lookup:
     def recorded(self, source: RunSource, part: str = "") -> Recorded:
         """Return the records of a run, or of a part of it; the errors are those of ``base_of``."""
         record = source.read()
-        recorder = open_recorder(self.base or self.base_of(record))
-        return Recorded(recorder, "/".join(filter(None, [record.run_id, part])), record)
+        return Recorded(self.open(record), "/".join(filter(None, [record.run_id, part])), record)
+
+    def open(self, record: RunRecord) -> Recorder:
+        """Open the tracker base of a run; the errors are those of ``base_of``."""
+        base = self.base or self.base_of(record)
+        try:
+            return open_recorder(base)
+        except TrackerBaseError:
+            if self.base or not untracked(record):
+                raise
+            return Recorder.open(base)  # a base that no stage uses need not exist
 
     def view(self, source: RunSource) -> RunView:
         """Return a run as its report shows it, with the tracker base that the user has named, if it needs that."""

@@ -19,8 +19,7 @@ from torchx_kfp.errors import (
     UnknownRunError,
 )
 from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names, task_name
-from torchx_kfp.execution.runs.record import RunRecord
-from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.record import RunRecord, cached_by_kfp, untracked
 from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import verify_there
@@ -159,6 +158,8 @@ class Recorded:
         if self.run is None:  # stages that differ only in _ and - have no other names
             exact = exact or [key for key in chosen if rests[key].startswith(f"{part}/")]
         chosen = exact or chosen
+        if self.run is not None and not (part and chosen) and (sentence := cached_by_kfp(self.run)):
+            print_message(sentence)
         if not chosen:
             there = [self.shown(key) if key in self.stages else f"{name}/{rest}" for key, rest in rests.items()]
             raise self._unknown(there, name, part)
@@ -206,11 +207,8 @@ class Recorded:
         """Return the sentence that the run, or the part with this run id, has recorded nothing, and why."""
         part = self.word.removeprefix(name)
         run = titled(self.name.removesuffix(part), name)
-        ends = [] if self.run is None else self.run.run.ends
-        if cached := [end.name for end in ends if end.state is State.CACHED and not end.run_id]:
-            stages = printable(listed(cached, 20))
-            return f"{run} has recorded nothing: {stages} came from KFP's cache, and KFP does not say from which run."
-        return f"{run} has recorded nothing under {printable(self.base)}."
+        why = "" if self.run is None else cached_by_kfp(self.run) or untracked(self.run)
+        return f"{run} has recorded nothing under {printable(self.base)}. {why}".rstrip()
 
     def _unknown(self, there: Sequence[str], name: str = "", part: str = "") -> UnknownRunError:
         """Return the error for a missing run, or a missing part of one, with those that exist.

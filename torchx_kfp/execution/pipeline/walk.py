@@ -200,11 +200,6 @@ def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[S
     return (place for place in walk(pipeline, arguments=arguments) if place.component.container is not None)
 
 
-def tracked_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, ScopedTask]:
-    """Return the tracked stages by their names without indices; ``arguments`` has the values of all parameters."""
-    return {stage.name: stage for stage in known_stages(pipeline, arguments) if stage.is_tracked}
-
-
 def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[ScopedTask]]:
     """Return the tracker bases that depend only on parameters and constants, with the stages that use them."""
     bases: dict[str, list[ScopedTask]] = {}

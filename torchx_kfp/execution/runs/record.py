@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.safe_files import PRIVATE
-from torchx_kfp.common.text import printable, shorten, shown
+from torchx_kfp.common.text import listed, printable, shorten, shown
+from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
 from torchx_kfp.execution.runs.events import Event
 from torchx_kfp.execution.runs.state import RunState
+from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import absolute_base
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -113,6 +116,30 @@ def why_not_read(base: str, trusted_bases: Collection[str], *, ran_here: bool = 
     if is_local and not os.path.isdir(_place(base)):
         return "there is no such directory. Mount the same volume here at this path, or use s3://bucket/results"
     return ""
+
+
+def cached_by_kfp(run: RunRecord) -> str:
+    """Return the sentence about the results of cached stages, which a host does not have; empty without such stages."""
+    cached = [stage.name for stage in run.run.stages if stage.state is State.CACHED and not stage.result.run_id]
+    tracked = (_tracked(run) if cached else None) or ()
+    names = listed(name for name in cached if without_indices(name) in tracked)
+    return f"Cached: {names}. KFP does not say from which run, so their results are not shown." if names else ""
+
+
+def untracked(run: RunRecord) -> str:
+    """Return the sentence that no stage of a run has a tracker base; empty if one has, or if that is not known."""
+    has_none = (tracked := _tracked(run)) is not None and not tracked
+    return "Its stages have no tracker base: write Stages(tracker_base=tracker_base)." if has_none else ""
+
+
+def _tracked(run: RunRecord) -> set[str] | None:
+    """Return the names of the stages that have a tracker base, without indices; None if that is not known."""
+    kept = {without_indices(end.name) for end in run.run.ends if end.tracker_base}
+    try:
+        stages = known_stages(run.load(), run.arguments)
+        return kept | {stage.name for stage in stages if stage.facts.tracker_base is not None}
+    except PipelineFileError:
+        return None
 
 
 def same_base(one: str, other: str) -> bool:

@@ -26,7 +26,7 @@ from torchx_kfp.entrypoints.cli.display.tables import print_facts
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lineage import show_lineage
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
-from torchx_kfp.entrypoints.cli.recorded import open_recorder, titled
+from torchx_kfp.entrypoints.cli.recorded import titled
 from torchx_kfp.errors import ArgumentError, MissingResultsError, TrackerError, UnknownRunError
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.tracking.curves import Curve
@@ -225,7 +225,7 @@ def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
     base = ""
     try:
         base = lookup.base_of(record)
-        return base, open_recorder(base).record(record.run_id)
+        return base, lookup.open(record).record(record.run_id)
     except ArgumentError:  # it has none, or several
         pass
     except TrackerError as error:

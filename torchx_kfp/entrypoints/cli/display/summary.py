@@ -18,10 +18,10 @@ from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
-from torchx_kfp.execution.pipeline.walk import tracked_stages, without_indices
+from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs import output_dir_words, resume_words, sent_words
 from torchx_kfp.execution.runs.earlier_run import outline
-from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.execution.runs.record import cached_by_kfp
 from torchx_kfp.execution.runs.result import RunResult, StageResult, describe_failure
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.state import RunState
@@ -90,22 +90,9 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions) -> Ru
     def notes(result: RunResult) -> list[str]:
         if last.folder is not None:
             return unread(result)
-        return [*last.corrupt, *_cached(last, result), *([] if last.corrupt else unread(result))]
+        return [*last.corrupt, *filter(None, [cached_by_kfp(last)]), *([] if last.corrupt else unread(result))]
 
     return summarize(follow, view, notes=notes, words=words)
-
-
-def _cached(record: RunRecord, result: RunResult) -> list[str]:
-    """Return a sentence about the results of cached stages, which a host does not have."""
-    try:
-        tracked = tracked_stages(record.load(), record.arguments)
-    except PipelineFileError:
-        return []
-    cached = [stage for stage in result.stages if stage.state is State.CACHED and stage.results is None]
-    names = [stage.name for stage in cached if without_indices(stage.name) in tracked]
-    if not names:
-        return []
-    return [f"Cached: {listed(names)}. KFP does not say from which run, so their results are not shown."]
 
 
 def summarize(
