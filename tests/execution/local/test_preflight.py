@@ -6,11 +6,14 @@
 import re
 from typing import Any, List, Optional
 
+import pytest
 from kfp import compiler, dsl, kubernetes
 
 from tests.execution.local.components import text_of, write
 from tests.watching import Heard
-from torchx_kfp.local import run
+from torchx_kfp.execution.local.preflight import check_pipeline
+from torchx_kfp.execution.runs.earlier_run import ResumeRecord
+from torchx_kfp.local import load_pipeline, run
 
 
 @dsl.container_component
@@ -185,3 +188,29 @@ def test_a_run_says_what_differs(tmp_path):
     retried, argument = events[0].differs
     assert retried.startswith("task 'write' is retried here")
     assert argument.startswith("the argument 'text' contains 'a$$b', which arrives as 'a$b'")
+
+
+@dsl.pipeline
+def recording(tracker_base: str):
+    with dsl.ParallelFor(["a"]):
+        inner(text=tracker_base)
+
+
+@dsl.pipeline
+def not_recording(tracker_base: str):
+    inner(text="a")
+
+
+@dsl.pipeline(description=ResumeRecord("earlier", text=load_pipeline(recording).text).describe(""))
+def resumed(tracker_base: str):
+    inner(text="a")
+
+
+@pytest.mark.parametrize(("pipeline", "found"), [(recording, 0), (not_recording, 1), (resumed, 0)])
+def test_a_tracker_base_that_no_stage_uses_is_found(pipeline, found):
+    said = (
+        "the pipeline has the parameter 'tracker_base', which no stage uses, so no results are recorded anywhere. "
+        "Give it to the stages: Stages(tracker_base=tracker_base)."
+    )
+    findings = check_pipeline(load_pipeline(pipeline))
+    assert [(each.kind.value, str(each)) for each in findings] == [("records nothing", said)] * found

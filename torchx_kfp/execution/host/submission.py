@@ -23,6 +23,7 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, walk
+from torchx_kfp.execution.runs.earlier_run import whole_pipeline
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 
@@ -251,7 +252,7 @@ def check_submission(
     storage = storage_of(read_settings(environ=environ))
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
-        found += checks.of_pipeline(pipeline)
+        found += checks.of_pipeline(whole_pipeline(pipeline))
         for place in walk(pipeline):
             found += checks.of_task(pipeline, place)
         found += checks.of_arguments(arguments)

@@ -21,6 +21,7 @@ from typing import Any
 
 from torchx_kfp.common.text import joined
 from torchx_kfp.contract.inputs import REWRITTEN_AFTER_DOLLAR, large_character
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.execution.model.distributed import of_launcher
 from torchx_kfp.execution.model.findings import Finding, Kind
 from torchx_kfp.execution.pipeline.conditions import compares_types, verify_condition
@@ -50,13 +51,21 @@ _AROUND = 12
 
 
 def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
-    """Yield the findings about the pipeline as a whole."""
+    """Yield the findings about the pipeline as a whole; a resumed one must have the stages that are kept."""
     if names := [name for name in pipeline.root.artifact_inputs if name not in pipeline.root.optional_artifacts]:
         yield Finding(
             Kind.FAILS,
             "the pipeline",
             f"takes an artifact ({joined(names)}), which cannot be passed to a run. Import it by its URI "
             "(dsl.importer), or use the pipeline inside another one",
+        )
+    used = any(FromInput(TRACKER_BASE) in task.inputs.values() for task in pipeline.root.as_dag().tasks.values())
+    if TRACKER_BASE in pipeline.root.inputs and not used:
+        yield Finding(
+            Kind.NOT_RECORDED,
+            "the pipeline",
+            f"has the parameter {TRACKER_BASE!r}, which no stage uses, so no results are recorded anywhere. Give it to "
+            f"the stages: Stages({TRACKER_BASE}={TRACKER_BASE})",
         )
 
 

@@ -35,8 +35,8 @@ class RunStarted:
 
     A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``not_applied``
     lists settings of the pipeline that have no effect on this machine, ``arguments`` has the values of all parameters,
-    and ``differs`` lists, in sentences, where KFP's backend would behave differently. ``time`` is in seconds since the
-    epoch, here and below.
+    and ``differs`` lists, in sentences, what a check has found, such as where KFP's backend would behave differently.
+    ``time`` is in seconds since the epoch, here and below.
     """
 
     pipeline: str
