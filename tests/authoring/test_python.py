@@ -2,6 +2,7 @@
 
 # No annotations from __future__: KFP reads the annotations of pipelines.
 
+import functools
 import importlib
 import subprocess
 import sys
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.versions
 
 MODULE = """
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Optional, TypedDict
 
 from torchx_kfp.tracking import current_run
@@ -56,6 +58,22 @@ def show(text: str = "", texts: list[str] = [], settings: dict[str, object] = {}
 
 
 def untyped(value):
+    pass
+
+
+def in_folder(folder: Path = Path("data")):
+    pass
+
+
+def decorate(function):
+    def call(*args):
+        return function(*args)
+
+    return call
+
+
+@decorate
+def decorated():
     pass
 
 
@@ -202,11 +220,17 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
             (calling("judge"), "judge() needs 'loss'", "stages.python(judge, loss=...)", "reads=task"),
             (calling("judge", lambda _: {"los": 1}), "judge() has no parameter 'los'", "'loss'?", "loss, limit"),
             (calling("judge", lambda _: {"cach": 1}), "'cach'", "Did you mean 'cache'?"),
+            (calling("judge", lambda _: {"retries": 3}), "'retries'", "methods of a task: task.set_retry(3)"),
             (calling("judge", lambda _: {"loss": "much"}), "loss of judge() is float", "'much'"),
-            (calling("judge", lambda _: {"loss": None}), "loss of judge() is None"),
+            (calling("judge", lambda _: {"loss": None}), "loss of judge() is float, but gets None", "Pass a value"),
+            (
+                calling("fit", lambda _: {"rate": 1, "epochs": None}),
+                "epochs of fit() is int, but gets None. Leave it out: that is its default.",
+            ),
+            (calling("judge", lambda it: {"loss": it > 1}), "loss of judge() is", "(ConditionOperation)"),
             (calling("by_position"), "'rate' of by_position()", "positional-only", "Remove the '/'"),
             (calling("judge", lambda it: {"loss": [it]}), "loss of judge()"),
-            (calling("judge", lambda _: {"loss": float}), "loss of judge() is <class 'float'>"),
+            (calling("judge", lambda _: {"loss": float}), "loss of judge() is float, but gets <class 'float'>"),
             (calling("rates", lambda it: {"number": it}), "number of rates() is int", "a channel for float"),
             (calling("rates", lambda _: {"number": 0.5}), "number of rates() is int", "0.5"),
             (calling("rates", lambda _: {"number": True}), "number of rates() is int", "True"),
@@ -218,7 +242,15 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
             ),
             (calling("show", lambda _: {"settings": {"a": [{1: 2}]}}), "settings of show() is dict", "{1: 2}", "keys"),
             (calling("untyped", lambda _: {"value": 1}), "value of untyped() has no type", "Annotate it with str"),
-            (calling("sequence", lambda _: {"values": [1]}), "values of sequence() has no type", "Annotate it with"),
+            (
+                calling("sequence", lambda _: {"values": [1]}),
+                "of sequence() is annotated with collections.abc.Sequence[int]",
+            ),
+            (
+                calling("in_folder", lambda _: {"folder": "a"}),
+                "folder of in_folder() is annotated with pathlib.Path, which a stage cannot pass on",
+                "Annotate it with str",
+            ),
             (calling("cached", lambda _: {"cache": True}), "cached() has the parameter 'cache'", "Rename it."),
             (
                 calling("unknown", lambda _: {"value": 1}),
@@ -226,7 +258,13 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
                 "'Missing'",
                 "that the module has",
             ),
-            (calling("none"), "<lambda>", "top level of a file"),
+            (calling("none"), "<lambda>", "Define it with def at the top level of a file", "from train import fit."),
+            (
+                lambda: _python(functools.partial(compile_pipeline), image="i"),
+                "functools.partial(<function compile_pipeline",
+                "from train import fit.",
+            ),
+            (calling("decorated"), "decorate.<locals>.call", "If a decorator made it, use functools.wraps there."),
             (lambda: _python(specs.AppDef("a"), image="i"), "AppDef(name='a'", "stages.task(app)"),
             (lambda: _python({"loss": 1}, image="i"), "{'loss': 1}", "the function itself"),
             (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 from torchx import specs
 
@@ -18,6 +19,9 @@ from torchx_kfp.authoring.references import PYTHON_TYPES, Channel, Reference
 from torchx_kfp.common.text import did_you_mean, shown
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import call
+
+#: Ends a message about an option that does not exist.
+OF_KFP = "KFP's options are methods of a task: task.set_retry(3)."
 
 
 def function_app(
@@ -63,7 +67,7 @@ def function_app(
             f"{name}() needs {missing[0]!r}. Pass it, stages.python({name}, {missing[0]}=...), or read a stage that "
             "records a result of this name, reads=task."
         )
-    words = [f"{each}={_text(name, each, value, parameters[each][1])}" for each, value in arguments.items()]
+    words = [f"{each}={_text(name, value, *parameters[each])}" for each, value in arguments.items()]
     args = ["-m", call.__name__, "-m", module, name, *words]
     role = specs.Role(name, image, entrypoint="python", args=args, env=dict(env or {}))
     if resource is not None:
@@ -89,7 +93,7 @@ def check_arguments(
         if name not in parameters:
             raise AppDefError(
                 f"{owner} has no parameter {name!r}.{did_you_mean(name, [*parameters, *options])} Its parameters are: "
-                f"{', '.join(parameters) or 'none'}. The options of a stage are: {', '.join(options)}."
+                f"{', '.join(parameters) or 'none'}. The options of a stage are: {', '.join(options)}. {OF_KFP}"
             )
 
 
@@ -114,9 +118,11 @@ def _module_of(function: Any, name: str) -> str:
     found = sys.modules.get(module or "")
     file = getattr(found, "__file__", None)
     if getattr(found, name, None) is not function or (module == "__main__" and not file):
+        named = name if name.isidentifier() else "fit"
+        way = " If a decorator made it, use functools.wraps there." if f"<locals>.{named} " in repr(function) else ""
         raise AppDefError(
-            f"stages.python got {function!r}, which a stage cannot import by its name. Define it at the top level of a "
-            f"file, not of a notebook, such as train.py, and import it: from train import {name}."
+            f"stages.python got {function!r}, which a stage cannot import by its name. Define it with def at the top "
+            f"level of a file, not of a notebook, such as train.py, and import it: from train import {named}.{way}"
         )
     if module != "__main__":
         return str(module)
@@ -125,14 +131,20 @@ def _module_of(function: Any, name: str) -> str:
     return Path(str(file)).stem if spec is None else str(spec.name)
 
 
-def _text(function: str, name: str, value: object, kind: type | None) -> str:
+def _text(function: str, value: object, parameter: inspect.Parameter, kind: type | None) -> str:
     """Return the value as text, as KFP fills in a channel."""
-    where = f"{name} of {function}()"
+    where = f"{parameter.name} of {function}()"
     if kind is None:
-        raise AppDefError(
-            f"{where} has no type that a stage can pass on. Annotate it with str, int, float, bool, list or dict."
-        )
+        said = "has no type that a stage can pass on"
+        if parameter.annotation is not parameter.empty:
+            said = f"is annotated with {inspect.formatannotation(parameter.annotation)}, which a stage cannot pass on"
+        raise AppDefError(f"{where} {said}. Annotate it with str, int, float, bool, list or dict.")
     has_channel = contains_channel(value)
+    if not (has_channel or isinstance(value, (*call.KINDS, dsl.PipelineTask))):
+        way = "Pass a value of this type, or a channel: a parameter, task.outputs['...'] or a loop's item."
+        if value is parameter.default:
+            way = "Leave it out: that is its default."
+        raise AppDefError(f"{where} is {kind.__name__}, but gets {shown(value)}. {way}")
     if has_channel and isinstance(value, (list, dict)):
         raise AppDefError(f"{where} is {value!r}, with a pipeline channel inside, which cannot be filled in there.")
     if isinstance(value, call.KINDS) and not has_channel:

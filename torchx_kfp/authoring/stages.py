@@ -23,7 +23,7 @@ from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.outputs import Artifacts, Results, UiMetadata
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
-from torchx_kfp.authoring.python import function_app, returned_results
+from torchx_kfp.authoring.python import OF_KFP, function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
 from torchx_kfp.authoring.references import Channel, Reference, parameter
 from torchx_kfp.common.signatures import with_keywords
@@ -68,12 +68,16 @@ class Stages(StageOptions):
     ones.
     """
 
+    @with_keywords(inspect.signature(StageOptions).parameters.values())
+    def __new__(cls, **options: Any) -> Stages:
+        for name in options:
+            if name not in cls.__dataclass_fields__:
+                hint = did_you_mean(name, cls.__dataclass_fields__) or f" {OF_KFP}"
+                raise TypeError(f"Stages got an unexpected keyword argument {name!r}.{hint}")
+        return super().__new__(cls)
+
     def with_options(self, **options: Any) -> Stages:
         """Return ``Stages`` that also share these options. An option replaces the one with the same name."""
-        for name in options:
-            if name not in self.__dataclass_fields__:
-                hint = did_you_mean(name, self.__dataclass_fields__)
-                raise TypeError(f"Stages got an unexpected keyword argument {name!r}.{hint}")
         return replace(self, **options)
 
     @_takes(StageOptions)
