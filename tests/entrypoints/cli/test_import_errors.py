@@ -60,8 +60,10 @@ CHANNEL = "has a value only when the pipeline runs. Pass it to the application"
 #: Python's and KFP's errors have the lines that led to them.
 RAISED = {
     "task_from_app(app(), tracker_bas=tracker_base)": "'tracker_bas'. Did you mean 'tracker_base'?",
-    'torchx_kfp.Stages(trackr_base="r")': "got an unexpected keyword argument 'trackr_base'",
-    "engines.Jobset()": "has no attribute 'Jobset'",
+    'torchx_kfp.Stages(trackr_base="r")': "unexpected keyword argument 'trackr_base'. Did you mean 'tracker_base'?",
+    "task_from_app(app(), retries=3)": "'retries'. KFP's options are methods of a task: task.set_retry(3).",
+    "engines.Jobset()": "has no attribute 'Jobset'. Did you mean",
+    "torchx_kfp.Stages().tusk(app())": "has no attribute 'tusk'. Did you mean",
     'own(txt="a")': 'own() got an unexpected keyword argument "txt".',
     'x = own(text="a")\n    x.outputs["ouT"]': "KeyError: 'ouT'",
     'dist.ddp(script="t.py", j=f"1x{n}", image="i")': f"1x{{n}}\nA parameter of the pipeline, or an output of a task, {CHANNEL}",
@@ -103,6 +105,23 @@ def test_an_error_has_the_users_lines(mistake: str, call: Call, tmp_path: Path) 
         code = mistake.split("\n")[0 if mistake.startswith("for ") else -1].strip()
         assert f"{tmp_path / 'wrong.py'}, line {line}, in p:\n    {code}\n" in said
     assert RAISED[mistake] in said
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("app()", "stages.python(train, image=...) makes one, train() does not."),
+        (
+            "with dsl.ParallelFor([1]):\n        t = task_from_app(app(), tracker_base='r')\n"
+            "    task_from_app(app(), tracker_base='r', reads=t)",
+            "reads={'train': dsl.Collected(train.outputs['run_id'])}.",
+        ),
+    ],
+)
+def test_what_kfp_refuses_at_the_end_of_a_pipeline(body: str, words: str, call: Call, tmp_path: Path) -> None:
+    text = f"{FILE.partition('@dsl.pipeline')[0]}@dsl.pipeline\ndef p():\n    {body}\n"
+    (tmp_path / "wrong.py").write_text(text)
+    assert call("compile", str(tmp_path / "wrong.py")).stderr.endswith(f"{words}\n")
 
 
 def test_the_lines_of_the_users_modules(call: Call, tmp_path: Path) -> None:

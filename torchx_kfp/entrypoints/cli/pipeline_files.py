@@ -39,13 +39,17 @@ _PYTHON = ".py"
 #: A component as TorchX's command line names it: utils.echo.
 _COMPONENT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=.*?;\}\}", re.DOTALL)
-#: The names of channels in Python's own messages.
-_CHANNEL_TYPES = re.compile(r"Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOperation")
-_ABOUT_CHANNELS = (
-    "A parameter of the pipeline, or an output of a task, has a value only when the pipeline runs. Pass it to the "
-    "application, in args or env, which converts and formats it; compare it with dsl.If, or repeat stages with "
-    "dsl.ParallelFor. Otherwise, give a constant."
-)
+#: Patterns for messages of Python and KFP, and what they mean for the pipeline.
+_HINTS = {
+    r"\{\{channel:|Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOperation": (
+        "A parameter of the pipeline, or an output of a task, has a value only when the pipeline runs. Pass it to the "
+        "application, in args or env, which converts and formats it; compare it with dsl.If, or repeat stages with "
+        "dsl.ParallelFor. Otherwise, give a constant."
+    ),
+    "no attribute 'task_name'": "dsl.Collected takes outputs, not tasks: reads=dsl.Collected(task.outputs['run_id']).",
+    "Task is missing from pipeline": "No stage is made: stages.python(train, image=...) makes one, train() does not.",
+    "using dsl.Collected": "After a loop, read all: reads={'train': dsl.Collected(train.outputs['run_id'])}.",
+}
 #: How many calls in the user's files are shown, the innermost last.
 _MOST_FRAMES = 10
 _NOT_THE_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(torchx_kfp.__file__).parent))
@@ -312,9 +316,9 @@ def explain_import_error(path: Path, error: BaseException) -> str:
         )
     calls = [f"{it.filename}, line {it.lineno}, in {it.name}:\n    {it.line}" for it in frames[-_MOST_FRAMES:]]
     said = "".join(traceback.format_exception_only(error)).strip()
-    hints = [_ABOUT_CHANNELS] if _CHANNEL.search(said) or _CHANNEL_TYPES.search(said) else []
-    if isinstance(error, AttributeError) and error.name == "task_name":
-        hints.append("dsl.Collected takes outputs, not tasks: reads=dsl.Collected(task.outputs['run_id']).")
+    if isinstance(error, AttributeError) and error.name and "Did you mean" not in said:  # as Python 3.12 says
+        said += f".{did_you_mean(error.name, dir(error.obj))}"
+    hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, said)]
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as unread:
