@@ -59,6 +59,9 @@ def by_position(loss=0.1, /):
 def bad():
     return {"x": print}
 
+def pair():
+    return 0.1, 0.9
+
 def fails():
     raise RuntimeError("of the function")
 """
@@ -149,6 +152,11 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
         (["-m", "functions", "one"], TRIALS, ["loss of one() is float", "a fan-in: a list of 2", "with list"]),
         (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["p1/prepare/e1"]),
         (["-m", "functions", "bad"], {}, ["what bad() returned cannot be recorded", "'x'", "built-in function print"]),
+        (
+            ["-m", "functions", "pair"],
+            {},
+            ["pair() returned", "of type tuple", 'return {"loss": ..., "accuracy": ...}'],
+        ),
         (["-m", "functions", "by_position"], {}, ["'loss' of by_position()", "positional-only", "Remove the '/'"]),
         (["-m", "functions", "fails"], {}, ["RuntimeError: of the function"]),
         (["-m", "broken", "add"], {}, ["No module named 'missing_package'"]),

@@ -272,7 +272,9 @@ def main(words: Sequence[str]) -> None:
     try:
         record(words[2], returned, run)
     except ResultRefusedError as error:
-        sys.exit(f"torchx-kfp: what {words[2]}() returned cannot be recorded. {error}")
+        is_one = isinstance(returned, (Mapping, *KINDS))
+        way = "" if is_one else ' Return several by name: return {"loss": ..., "accuracy": ...}.'
+        sys.exit(f"torchx-kfp: what {words[2]}() returned cannot be recorded. {error}{way}")
 
 
 if __name__ == "__main__":
