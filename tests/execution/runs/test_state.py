@@ -74,6 +74,12 @@ def test_a_nested_pipeline_that_is_tried_again_changes_what_failed_in_it(run: Ru
     assert run.by_name["inner/a"].retry_at == 26.0
 
 
+@pytest.mark.parametrize(("now", "seconds"), [(13.5, 3.5), (7.0, 0.0)])
+def test_a_stage_that_runs_has_no_negative_duration_if_clocks_differ(run: RunState, now: float, seconds: float) -> None:
+    run.on_event(Started("first", "first", 1, "first", None, time=10.0))
+    assert [stage.duration for stage in run.result(now).stages if stage.name == "first"] == [seconds]
+
+
 def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
     loop = LoopStarted("for-loop-1", 5, ("inner/b",), time=11.0)
     run.on_event(loop)

@@ -336,7 +336,8 @@ class RunState:
         finished = self.finished
         stages = [stage.result for stage in self.stages]
         if now is not None:
-            active = {it.name: now - (it.started_at or now) for it in stages if it.state.is_active}
+            # The clock of a host may be ahead.
+            active = {it.name: max(0.0, now - (it.started_at or now)) for it in stages if it.state.is_active}
             stages = [replace(it, duration=active.get(it.name, it.duration)) for it in stages]
         return RunResult(
             pipeline=self.first.pipeline if self.first else "",
