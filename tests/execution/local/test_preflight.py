@@ -209,7 +209,7 @@ def resumed(tracker_base: str):
 @pytest.mark.parametrize(("pipeline", "found"), [(recording, 0), (not_recording, 1), (resumed, 0)])
 def test_a_tracker_base_that_no_stage_uses_is_found(pipeline, found):
     said = (
-        "the pipeline has the parameter 'tracker_base', which no stage uses, so no results are recorded anywhere. "
+        "the pipeline has the parameter 'tracker_base', which no stage uses, so no results are recorded there. "
         "Give it to the stages: Stages(tracker_base=tracker_base)."
     )
     findings = check_pipeline(load_pipeline(pipeline))

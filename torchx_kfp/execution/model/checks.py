@@ -64,7 +64,7 @@ def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
         yield Finding(
             Kind.NOT_RECORDED,
             "the pipeline",
-            f"has the parameter {TRACKER_BASE!r}, which no stage uses, so no results are recorded anywhere. Give it to "
+            f"has the parameter {TRACKER_BASE!r}, which no stage uses, so no results are recorded there. Give it to "
             f"the stages: Stages({TRACKER_BASE}={TRACKER_BASE})",
         )
 
