@@ -64,6 +64,7 @@ RAISED = {
     "task_from_app(app(), retries=3)": "'retries'. KFP's options are methods of a task: task.set_retry(3).",
     "engines.Jobset()": "has no attribute 'Jobset'. Did you mean",
     "torchx_kfp.Stages().tusk(app())": "has no attribute 'tusk'. Did you mean",
+    "type('Odd', (), {'__dir__': lambda _: 1 / 0})().x": "'Odd' object has no attribute 'x'",
     'own(txt="a")': 'own() got an unexpected keyword argument "txt".',
     'x = own(text="a")\n    x.outputs["ouT"]': "KeyError: 'ouT'",
     'dist.ddp(script="t.py", j=f"1x{n}", image="i")': f"1x{{n}}\nA parameter of the pipeline, or an output of a task, {CHANNEL}",

@@ -317,7 +317,8 @@ def explain_import_error(path: Path, error: BaseException) -> str:
     calls = [f"{it.filename}, line {it.lineno}, in {it.name}:\n    {it.line}" for it in frames[-_MOST_FRAMES:]]
     said = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, AttributeError) and error.name and "Did you mean" not in said:  # as Python 3.12 says
-        said += f".{did_you_mean(error.name, dir(error.obj))}"
+        with contextlib.suppress(Exception):  # an object lists its attributes itself, and may do that badly
+            said += f".{did_you_mean(error.name, dir(error.obj))}"
     hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, said)]
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
