@@ -24,6 +24,7 @@ from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import Facts, Limits, parse_quantity, read_limits
 from torchx_kfp.execution.pipeline.spec import ArtifactType
+from torchx_kfp.execution.pipeline.walk import known_stages
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -149,8 +150,8 @@ def test_an_s3_server_of_this_machine_is_not_that_of_a_container():
 
 
 def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path):
-    pipeline, arguments = load_pipeline(one), {"tracker_base": "/proc/x/below"}
-    check_bases(pipeline, arguments, RunOptions(docker=True, mounts=(Mount(str(tmp_path), "/proc/x"),)))
+    stages = list(known_stages(load_pipeline(one), {"tracker_base": "/proc/x/below"}))
+    check_bases(stages, RunOptions(docker=True, mounts=(Mount(str(tmp_path), "/proc/x"),)))
     other = (Mount(str(tmp_path), "/proc/xy"), Mount("/proc", "/proc"))
     with pytest.raises(TrackerError, match="No result"):
-        check_bases(pipeline, arguments, RunOptions(docker=True, mounts=other))
+        check_bases(stages, RunOptions(docker=True, mounts=other))

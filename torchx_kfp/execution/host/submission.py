@@ -22,7 +22,7 @@ from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk
 from torchx_kfp.execution.runs.earlier_run import whole_pipeline
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
@@ -257,7 +257,7 @@ def check_submission(
             found += checks.of_task(pipeline, place)
         found += checks.of_arguments(arguments)
         found += checks.of_replicas(pipeline, arguments)
-        for base, stages in known_bases(pipeline, arguments).items():
+        for base, stages in known_bases(known_stages(pipeline, arguments)).items():
             said = f"has the tracker base {shown(base)}, "
             for stage in stages:
                 found += [

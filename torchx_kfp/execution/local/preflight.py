@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.common.text import joined
@@ -182,12 +182,11 @@ def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
         )
 
 
-def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], options: RunOptions) -> None:
+def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
     """Write a small file to each tracker base that is already known, read it, and remove it.
 
     Args:
-        pipeline: the pipeline that is going to run.
-        arguments: the values of all its parameters.
+        stages: the stages of the pipeline that is going to run, with the values of all its parameters.
         options: the run's options. A base inside a mount whose path differs here is not checked.
 
     If this process has no credentials for a base, it is left to stages that may have their own: those in containers,
@@ -197,7 +196,7 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], options: RunOp
         MissingCredentialsError: neither this process nor a stage has credentials for a base.
         TrackerError: a base cannot be written or read. A file that cannot be removed is not an error.
     """
-    for base, stages in known_bases(pipeline, arguments).items():
+    for base, using in known_bases(stages).items():
         if any(f"{base}/".startswith(f"{one.target}/") and one.source != one.target for one in options.mounts):
             continue
         try:
@@ -206,16 +205,16 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], options: RunOp
             # A stage may get what this process does not have: variables, secrets or config maps.
             if not any(
                 options.docker or stage.variables or entries(stage.component.platform, (*VARIABLES, *FILES))
-                for stage in stages
+                for stage in using
             ):
                 raise
         except TrackerError as error:
             raise type(error)(f"No result could be recorded under the tracker base {base!r}: {error}") from error
 
 
-def check_code(pipeline: Pipeline, arguments: Mapping[str, Any], options: RunOptions) -> None:
+def check_code(stages: Iterable[ScopedTask], options: RunOptions) -> None:
     """Raise ArgumentError if a process of a stage would start in a workspace that is not in its directory here."""
-    for url in {stage.workspace for stage in known_stages(pipeline, arguments)} if not options.docker else ():
+    for url in {stage.workspace for stage in stages} if not options.docker else ():
         path = os.path.join(options.directory, url)
         if url and os.path.isdir(path):
             raise ArgumentError(f"The workspace {url!r} is a folder, which is sent as --workspace {shlex.quote(url)}.")

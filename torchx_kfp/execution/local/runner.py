@@ -31,7 +31,7 @@ from torchx_kfp.execution.model.checks import of_arguments
 from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
-from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, make_run_name, walk
+from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_stages, make_run_name, walk
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.earlier_run import outline, read_record, resumed_id
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
@@ -169,7 +169,8 @@ def start(
     with reading(f"The pipeline {loaded.name!r}"):
         verify_given(((place.component, place.scope_inputs) for place in walk(loaded, arguments=values)), given)
     found += of_arguments(values)
-    check_bases(loaded, values, chosen)
+    stages = list(known_stages(loaded, values))
+    check_bases(stages, chosen)
     is_again = bool(run_id)
     run_id = run_id or make_run_name(check_run_name(name) if name else loaded.name)
     folder = Path(output_dir).absolute() / run_id
@@ -179,7 +180,7 @@ def start(
     watch = watch if watch is not None else default_watch()
     with connected(chosen, run_id) as containers:
         prepared.upload(say)
-        check_code(loaded, values, chosen)
+        check_code(stages, chosen)
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}

@@ -7,7 +7,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,10 +200,10 @@ def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[S
     return (place for place in walk(pipeline, arguments=arguments) if place.component.container is not None)
 
 
-def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[ScopedTask]]:
-    """Return the tracker bases that depend only on parameters and constants, with the stages that use them."""
+def known_bases(stages: Iterable[ScopedTask]) -> dict[str, list[ScopedTask]]:
+    """Return the tracker bases that depend only on parameters and constants, with those of the stages that use them."""
     bases: dict[str, list[ScopedTask]] = {}
-    for stage in known_stages(pipeline, arguments):
+    for stage in stages:
         if stage.tracker_base is not None:
             bases.setdefault(stage.tracker_base, []).append(stage)
     return bases

@@ -161,7 +161,7 @@ def prepare(
     with reading(f"The pipeline {pipeline.name!r}"):
         values = complete_arguments(pipeline, arguments)
         _verify_tags(tags or {}, values)
-        bases = list(known_bases(pipeline, values))
+        bases = list(known_bases(known_stages(pipeline, values)))
         pipeline, workspaces = _pack(pipeline, [values.get(TRACKER_BASE_PARAMETER), *bases], folder, directory, without)
         if folder is not None:
             url = {WORKSPACE_PARAMETER: workspaces[folder].url}
