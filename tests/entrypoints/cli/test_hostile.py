@@ -73,7 +73,7 @@ def test_a_bad_folder_does_not_hide_the_others(good: Path, secret: Path, tmp_pat
     )
 
 
-@pytest.mark.parametrize("cached_from", ["", "private", "..", "../private", "gone"])
+@pytest.mark.parametrize("cached_from", ["", "private", "..", "../private", "gone", "0" * 300])
 def test_events_cannot_name_other_files(cached_from: str, secret: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     logs = [secret, secret.parent / ".." / "private" / "log.txt", folder / "a_1" / ".." / ".." / "private" / "log.txt"]

@@ -43,7 +43,7 @@ _DESCRIBED = 5
 #: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
 _DEEPEST = 200
 #: The names of runs and of pods on this machine, which are those of folders.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 @dataclass(frozen=True)
