@@ -80,7 +80,7 @@ def test_an_interrupted_resume_keeps_what_had_succeeded(way, execute_failing, tm
         assert next(iter(stages)) == "shell-out-2"
     assert stages.pop("shell-out") == ("failed" if way == "fail_fast" else "canceled")
     assert stages.pop("shell") == "not run", "the iterations that had not succeeded"
-    assert set(stages.items()) == {(name, "cached") for name in ("shell-out-2", "shell[0]", "inner/shell")}
+    assert set(stages.items()) == {(name, "succeeded") for name in ("shell-out-2", "shell[0]", "inner/shell")}
     (tmp_path / "do").write_text(":")
     (tmp_path / "mended").touch()
     assert go_on(folders[0]).state == "succeeded"

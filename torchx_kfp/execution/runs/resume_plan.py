@@ -366,10 +366,8 @@ class _Planner:
         )
 
     def _taken(self, end: StageResult, *, has_files: bool) -> StageResult:
-        changes: dict[str, Any] = {} if has_files else {"log_file": None, "files": ()}
-        if end.state.is_success:  # it did not run in the new run
-            changes |= {"state": State.CACHED, "attempts": 0, "duration": 0.0}
-        return dataclasses.replace(end, cached_from=self._origin(end), **changes)
+        files: dict[str, Any] = {} if has_files else {"log_file": None, "files": ()}
+        return dataclasses.replace(end, cached_from=self._origin(end), **files)
 
     def _origin(self, end: StageResult) -> str:
         """Return the run in which a stage ran."""

@@ -46,7 +46,7 @@ class State(str, enum.Enum):
     #: A stage that this one depends on has failed, or the run was ended before its turn.
     NOT_RUN = "not run", "–", "dim", "gray"
     SUCCEEDED = "succeeded", "✓", "green", "green"
-    #: The outputs were taken from an earlier run that did the same work, or that is resumed.
+    #: The outputs were taken from an earlier run that did the same work.
     CACHED = "cached", "=", "green", "teal"
     #: The condition was false, or a stage that this one reads was skipped.
     SKIPPED = "skipped", "↷", "dim", "gray"
