@@ -140,6 +140,7 @@ def _text(function: str, value: object, parameter: inspect.Parameter, kind: type
             said = f"is annotated with {inspect.formatannotation(parameter.annotation)}, which a stage cannot pass on"
         raise AppDefError(f"{where} {said}. Annotate it with str, int, float, bool, list or dict.")
     has_channel = contains_channel(value)
+    # ``parse`` says how to read the results of a task.
     if not (has_channel or isinstance(value, (*call.KINDS, dsl.PipelineTask))):
         way = "Pass a value of this type, or a channel: a parameter, task.outputs['...'] or a loop's item."
         if value is parameter.default:
