@@ -143,16 +143,10 @@ def test_options_on_pages_exist(call: Program) -> None:
         return call(*words, "--help").stdout
 
     commands = re.findall(r"^  ([a-z]+) ", help_of().partition("Write:")[2].partition("RUN is")[0], re.MULTILINE)
-    groups = {
-        name: re.findall(r"^  ([a-z]+) ", help_of(name).partition("Commands:")[2], re.MULTILINE) for name in commands
-    }
-    commands += [f"{group} {name}" for group, names in groups.items() for name in names]
-    options = {name: set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", help_of(*name.split()))) for name in commands}
+    options = {name: set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", help_of(name))) for name in commands}
     found = 0
     for page in pages.PAGES:
-        for name, words in re.findall(
-            r"torchx-kfp ((?:schedule )?[a-z]+)\b([^`\n|#]*)", page.read_text(encoding="utf-8")
-        ):
+        for name, words in re.findall(r"torchx-kfp ([a-z]+)\b([^`\n|#]*)", page.read_text(encoding="utf-8")):
             if name in options:
                 of_command = words.partition(" -- ")[0]  # then come the arguments of a component
                 for option in re.findall(r"(?<!\S)-(?:-[a-z-]+|[a-z])(?![\w-])", of_command):

@@ -16,19 +16,14 @@ require("pipelines", __name__)
 from torchx_kfp.execution.host.host_runs import Host, RunSummary
 from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.run_filter import RunFilter
-from torchx_kfp.execution.host.schedules import Schedule, Schedules, Timing
-from torchx_kfp.execution.host.submission import attach, connect, schedule, submit
+from torchx_kfp.execution.host.submission import attach, connect, submit
 
 __all__ = [
     "Host",
     "HostRun",
     "RunFilter",
     "RunSummary",
-    "Schedule",
-    "Schedules",
-    "Timing",
     "attach",
     "connect",
-    "schedule",
     "submit",
 ]

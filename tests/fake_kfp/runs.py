@@ -71,7 +71,6 @@ class ClusterApi(Api):
     """The API of a host that may read less than it should."""
 
     run = ClusterRun
-    keeps_cron = True
     #: Whether the API server may read the logs of pods: its role in single-user mode lacks that.
     reads_pods = True
 

@@ -93,9 +93,6 @@ class KfpHost(DevHost):
         if kind is None:
             assert not self.problems, "\n".join(self.problems)
 
-    def watch_schedules(self) -> None:
-        """Start no runs: a test says when, with ``fire``."""
-
     # What a test switches
 
     def fail(self, status: int, times: float = 1, **more: Any) -> Fault:
@@ -117,12 +114,6 @@ class KfpHost(DevHost):
         """
         spec = large_pipeline(name, stages, chains)
         return self._api.add_run(MadeRun, pipeline_from_documents([spec], name), spec)
-
-    def fire(self, when: float) -> None:
-        """Let all recurring runs that are not paused start a run, which is for this time."""
-        for recurring in self._api.recurring.values():
-            if recurring.is_enabled:
-                self._api.fire(recurring, when)
 
     def hide_pods(self) -> None:
         """Give the logs of pods from now on only as Argo has archived them, as KFP's stock role does."""

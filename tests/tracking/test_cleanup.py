@@ -205,15 +205,13 @@ FOLDERS: dict[str, tuple[str, dict[str, str]]] = {
             }.items()
         },
     ),
-    "code goes that no run and no schedule has": (
+    "code goes that no run has": (
         """
         - 60 old~/train/1
         - 60 code:old~ [{"digest": "OLD"}, {"digest": "BOTH"}]
            1 code:new~ [{"digest": "BOTH"}]
-          60 .torchx_kfp/schedules/5f0c/1.code {"code": [{"digest": "PLANNED"}]}
         - 60 .torchx_kfp/workspaces/OLD.tar
           60 .torchx_kfp/workspaces/BOTH.tar
-          60 .torchx_kfp/workspaces/PLANNED.tar
         - 60 .torchx_kfp/workspaces/UNKNOWN.tar
            1 .torchx_kfp/workspaces/TODAY.tar
           60 .torchx_kfp/workspaces/notes.tar
@@ -228,7 +226,7 @@ FOLDERS: dict[str, tuple[str, dict[str, str]]] = {
         for key in FOREIGN
     },
 }
-DIGESTS = {name: f"{number:064x}" for number, name in enumerate(["OLD", "BOTH", "PLANNED", "UNKNOWN", "TODAY"])}
+DIGESTS = {name: f"{number:064x}" for number, name in enumerate(["OLD", "BOTH", "UNKNOWN", "TODAY"])}
 
 
 def full(text: str) -> str:

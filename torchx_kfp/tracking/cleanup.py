@@ -20,7 +20,7 @@ from torchx_kfp.contract.carried.publisher import FILES, PRIVATE, RUNS, TEMPORAR
 from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.entries import run_id_of
-from torchx_kfp.tracking.recorder import SCHEDULES, run_of
+from torchx_kfp.tracking.recorder import run_of
 from torchx_kfp.tracking.records import OF_PIPELINE_RUNS, Records, fold_records
 from torchx_kfp.tracking.store import File, Store, pipeline_run, run_id_parts
 from torchx_kfp.tracking.workspaces import KEPT, find_archives
@@ -171,7 +171,7 @@ def remove_runs(store: Store, going: Iterable[OldRun]) -> Iterator[OldRun]:
 
 
 def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -> dict[str, File]:
-    """Find the archives that no run and no schedule has recorded, by their digests.
+    """Find the archives that no run has recorded, by their digests.
 
     A submit stores an archive again before it is a day old, and younger ones stay: see ``workspaces``.
 
@@ -190,7 +190,7 @@ def find_unused_code(store: Store, before: float, going: Collection[str] = ()) -
     }
     if not old:
         return {}
-    entries = (file.key for place in (SCHEDULES, RUNS) for file in store.list_files(place))
+    entries = (file.key for file in store.list_files(RUNS))
     records = _folded(store, (key for key in entries if run_of(key) not in going), ["code"])
     used = {code.digest for record in records.values() for code in record.code}
     return {digest: file for digest, file in sorted(old.items()) if digest not in used}

@@ -49,7 +49,7 @@ class Found(dict[str, T]):
         self.problems: list[CorruptResultError] = []
 
 
-def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str = "", folder: str = RUNS) -> None:
+def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str = "") -> None:
     """Store an entry about a run.
 
     Args:
@@ -58,14 +58,13 @@ def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str
         fields: what is recorded, in a form that JSON can represent.
         name: the name of the entry, by default the time. A second entry with the same name and fields replaces the
             first one.
-        folder: the folder of all runs.
 
     Raises:
         KeyRefusedError: the run id cannot be a key.
         ResultRefusedError: JSON cannot represent a field. Nothing was written.
     """
     content = encode_json(fields, f"{' and '.join(fields)} of the run {run_id!r}")
-    store.write(".".join([f"{folder}/{key_text(run_id)}/{name or new_entry_name()}", *fields]), content)
+    store.write(".".join([f"{RUNS}/{key_text(run_id)}/{name or new_entry_name()}", *fields]), content)
 
 
 def name_after(store: Store, run_id: str) -> str:

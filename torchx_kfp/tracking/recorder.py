@@ -24,7 +24,6 @@ from torchx_kfp.tracking.records import (
     Code,
     Record,
     Records,
-    fold_records,
     is_replay,
     read_record,
     read_records,
@@ -54,8 +53,6 @@ __all__ = [
     "read_workspace",
 ]
 
-#: The folder for the code of schedules: their ids are in the place of run ids.
-SCHEDULES = f"{PRIVATE}/schedules"
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
@@ -117,22 +114,6 @@ class Recorder(FsspecResultTracker):
         """Record the code that travelled with a pipeline run, its tags, and the runs from which it keeps stages."""
         fields = {"code": [asdict(each) for each in code], "tags": dict(tags), "resumes": list(resumes)}
         self.add(run, {name: value for name, value in fields.items() if value})
-
-    def add_schedule(self, schedule: str, code: Sequence[Code]) -> None:
-        """Record the code that travels with all runs of a schedule: ``gc`` keeps it."""
-        add_entry(self.store, schedule, {"code": [asdict(each) for each in code]}, folder=SCHEDULES)
-
-    def end_schedule(self, schedule: str, runs: Iterable[str]) -> None:
-        """Hand the code of a schedule that was deleted over to those of its runs that go on.
-
-        The stages of the others have recorded it.
-        """
-        entries = self.store.list_files(f"{SCHEDULES}/{schedule}")
-        records = fold_records(self.store, [entry.key for entry in entries], ["code"])
-        code = [each for record in records.values() for each in record.code]
-        for run in runs if code else ():
-            self.add_start(run, code, {})
-        list(self.store.each(self.store.remove, entries))
 
     def run_ids(self, run: str | None = None) -> list[str]:
         """Return the runs of stages that have recorded anything besides results, sorted.

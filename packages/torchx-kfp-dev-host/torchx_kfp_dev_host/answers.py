@@ -26,9 +26,6 @@ class Record:
     pipeline_spec: Mapping[str, Any]
     created: float
     description: str = ""
-    #: The recurring run that has started it, and the time for which it was started.
-    recurring_run_id: str = ""
-    scheduled: float | None = None
     #: The runtime config of the request; None if it had none.
     runtime_config: Mapping[str, Any] | None = None
     service_account: str = "pipeline-runner"
@@ -61,9 +58,8 @@ def describe_run(record: Record) -> dict[str, Any]:
         "runtime_config": record.runtime_config,
         "service_account": record.service_account,
         "created_at": shown_time(record.created),
-        "scheduled_at": shown_time(record.scheduled or record.created),
+        "scheduled_at": shown_time(record.created),
         "finished_at": shown_time(record.finished) if record.finished else EPOCH,
-        "recurring_run_id": record.recurring_run_id,
         "state": record.state,
         "state_history": [{"update_time": shown_time(when), "state": state} for state, when in record.history],
         "error": {"code": 13, "message": record.error} if record.error else None,

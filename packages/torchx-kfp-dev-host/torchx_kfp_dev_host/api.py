@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import sys
 import threading
 import time
 import uuid
@@ -22,7 +21,6 @@ from torchx_kfp_dev_host.argo import LETTERS, Naming
 from torchx_kfp_dev_host.errors import Refused, no_experiment, no_run
 from torchx_kfp_dev_host.lists import page_of
 from torchx_kfp_dev_host.runs import LocalRun, Run
-from torchx_kfp_dev_host.schedules import RecurringRun
 
 _ID = "[^/:]+"
 R = TypeVar("R", bound=Run)
@@ -32,8 +30,6 @@ class Api:
     """The runs and experiments of a host."""
 
     run = LocalRun
-    #: Whether schedules with cron expressions are kept, which start no runs here.
-    keeps_cron = False
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         """Begin with the experiment Default.
@@ -46,7 +42,6 @@ class Api:
         self._options = options
         self._lock = threading.RLock()
         self.runs: dict[str, Run] = {}
-        self.recurring: dict[str, RecurringRun] = {}
         self._experiments: dict[str, dict[str, Any]] = {}
         self._add_experiment(
             "Default", "All runs created without specifying an experiment will be grouped here.", time.time()
@@ -126,37 +121,13 @@ class Api:
             del self.runs[run.record.run_id]
             raise
 
-    def _make_run(self, body: Any, experiment: str, **of_record: Any) -> LocalRun:
-        """Add the run that a request describes, which does not run yet."""
-        pipeline, spec = self._pipeline_of(body, experiment, "Failed to create a new run: ")
-        if not body.get("display_name"):
-            cause = "The run name is empty. Please specify a valid name"
-            raise Refused(400, 3, f"Failed to create a new run: Invalid input error: {cause}", cause)
-        return self.add_run(
-            self.run,
-            pipeline,
-            spec,
-            **{
-                "display_name": body["display_name"],
-                "description": body.get("description", ""),
-                "experiment_id": experiment,
-                "runtime_config": _given(body.get("runtime_config")) or None,
-                "service_account": body.get("service_account") or "pipeline-runner",
-                **of_record,
-            },
-        )
-
-    def _pipeline_of(self, body: Any, experiment: str, before: str) -> tuple[Pipeline, Any]:
-        """Return the pipeline in a request for a run, or for a recurring run, and its specification.
-
-        Args:
-            body: the request.
-            experiment: the id of its experiment.
-            before: how errors begin.
+    def _make_run(self, body: Any, experiment: str) -> LocalRun:
+        """Add the run that a request describes, which does not run yet.
 
         Raises:
             Refused: there is no such experiment, the pipeline is broken, or its arguments do not fit.
         """
+        before = "Failed to create a new run: "
         spec = body.get("pipeline_spec")
         if spec is None:
             raise Refused(400, 3, f"{before}the dev host needs a pipeline")
@@ -168,7 +139,19 @@ class Api:
         except TorchxKfpError:
             raise Refused(500, 13, f"{before}{_BROKEN}", "Internal Server Error") from None
         _verify_arguments(pipeline, _given(body.get("runtime_config")).get("parameters", {}), before)
-        return pipeline, spec
+        if not body.get("display_name"):
+            cause = "The run name is empty. Please specify a valid name"
+            raise Refused(400, 3, f"{before}Invalid input error: {cause}", cause)
+        return self.add_run(
+            self.run,
+            pipeline,
+            spec,
+            display_name=body["display_name"],
+            description=body.get("description", ""),
+            experiment_id=experiment,
+            runtime_config=_given(body.get("runtime_config")) or None,
+            service_account=body.get("service_account") or "pipeline-runner",
+        )
 
     def _terminate(self, run_id: str, **_: Any) -> Any:
         run = self._find(run_id)
@@ -214,73 +197,6 @@ class Api:
             raise error
         return text
 
-    def start_due(self, now: float) -> None:
-        """Start the runs of schedules that are due."""
-        with self._lock:
-            for recurring in self.recurring.values():
-                own = [run for run in self.runs.values() if run.record.recurring_run_id == recurring.identity]
-                active = sum(run.describe()["state"] not in ("SUCCEEDED", "FAILED") for run in own)
-                try:
-                    if recurring.is_due(now, active):
-                        self.fire(recurring, now)
-                except Exception as error:  # it cannot start a run: others go on
-                    print(f"The schedule {recurring.identity} starts no run: {error!r}", file=sys.stderr)
-
-    def fire(self, recurring: RecurringRun, when: float) -> None:
-        """Start a run of a recurring run, as KFP's controller does, for a time."""
-        with self._lock:
-            recurring.number, recurring.last = recurring.number + 1, when
-            made = {
-                "recurring_run_id": recurring.identity,
-                "scheduled": when,
-                "workflow": recurring.workflow,
-                "display_name": recurring.workflow,
-                # KFP does not hand these on to the record of the run.
-                "description": "",
-                "service_account": "",
-            }
-            self._begin(self._make_run(recurring.body, recurring.experiment, **made))
-
-    def _find_recurring(self, identity: str) -> RecurringRun:
-        if identity not in self.recurring:
-            cause = f"Job {identity} not found"
-            raise Refused(404, 5, f"Failed to fetch a recurring run: ResourceNotFoundError: {cause}", cause)
-        return self.recurring[identity]
-
-    def _list_recurring(self, *, query: Mapping[str, str], **_: Any) -> Any:
-        return page_of(
-            [each.describe() for each in self.recurring.values()], query, "recurring_run_id", "recurringRuns"
-        )
-
-    def _create_recurring(self, *, body: Any, **_: Any) -> Any:
-        experiment = body.get("experiment_id") or next(iter(self._experiments))
-        made = RecurringRun.of(body, experiment, time.time())
-        if not self.keeps_cron and "cron_schedule" in made.body.get("trigger", {}):
-            raise Refused(400, 3, "The dev host starts no runs by cron expressions. Give an interval: --every 1h")
-        self._pipeline_of(body, experiment, "Failed to create a recurring run: ")
-        self.recurring[made.identity] = made
-        return made.describe()
-
-    def _get_recurring(self, identity: str, **_: Any) -> Any:
-        return self._find_recurring(identity).describe()
-
-    def _enable(self, identity: str, **_: Any) -> Any:
-        self._find_recurring(identity).enable(time.time())
-        return {}
-
-    def _disable(self, identity: str, **_: Any) -> Any:
-        self._find_recurring(identity).is_enabled = False
-        return {}
-
-    def _delete_recurring(self, identity: str, *, query: Mapping[str, str], **_: Any) -> Any:
-        self._find_recurring(identity)
-        if query.get("propagation_policy") != "ORPHAN":
-            # Kubernetes deletes the workflows of its runs, too.
-            for run in [run for run in self.runs.values() if run.record.recurring_run_id == identity]:
-                run.terminate()
-        del self.recurring[identity]
-        return {}
-
     def _add_experiment(self, name: str, description: str, created: float) -> dict[str, Any]:
         identity = str(uuid.uuid4())
         self._experiments[identity] = {
@@ -319,12 +235,6 @@ _ROUTES = [
     ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):archive", "_archive"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):unarchive", "_unarchive"),
-    ("GET", "/apis/v2beta1/recurringruns", "_list_recurring"),
-    ("POST", "/apis/v2beta1/recurringruns", "_create_recurring"),
-    ("GET", f"/apis/v2beta1/recurringruns/({_ID})", "_get_recurring"),
-    ("DELETE", f"/apis/v2beta1/recurringruns/({_ID})", "_delete_recurring"),
-    ("POST", f"/apis/v2beta1/recurringruns/({_ID}):enable", "_enable"),
-    ("POST", f"/apis/v2beta1/recurringruns/({_ID}):disable", "_disable"),
     ("GET", "/apis/v2beta1/experiments", "_list_experiments"),
     ("POST", "/apis/v2beta1/experiments", "_create_experiment"),
     ("GET", f"/apis/v2beta1/experiments/({_ID})", "_get_experiment"),

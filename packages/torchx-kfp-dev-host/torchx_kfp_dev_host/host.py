@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import json
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from torchx_kfp_dev_host.errors import Refused, proxy_error
 from torchx_kfp_dev_host.runs import Run
 from torchx_kfp_dev_host.serving import Answer, Handler, Server
 
-#: Seconds between two looks at the schedules.
-_TICK = 1.0
 _ABOUT = "This is the dev host of torchx-kfp: it has the API of KFP 2, and no pages. Use: torchx-kfp watch RUN\n"
 
 
@@ -45,12 +42,8 @@ class DevHost:
         self.token = token
         self._api = self.api(Path(folder).absolute(), {"directory": str(Path.cwd()), **(options or {})})
         self._server = Server(("127.0.0.1", port), self, self.handler)
-        self._is_over = threading.Event()
         serve = {"poll_interval": 0.05}
-        self._threads = [
-            threading.Thread(target=self._server.serve_forever, kwargs=serve, daemon=True),
-            threading.Thread(target=self.watch_schedules, daemon=True),
-        ]
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs=serve, daemon=True)
 
     @property
     def url(self) -> str:
@@ -63,26 +56,18 @@ class DevHost:
         return self._api.runs
 
     def __enter__(self) -> Any:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """End the server, and the runs in progress with their processes."""
-        self._is_over.set()
         self._server.shutdown()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
         self._server.close()
         for run in self.runs.values():
             run.stop()
         for run in self.runs.values():
             run.close()
-
-    def watch_schedules(self) -> None:
-        """Start the runs of schedules until the host ends."""
-        while not self._is_over.wait(_TICK):
-            self._api.start_due(time.time())
 
     def answer_early(self, method: str, target: str, headers: Mapping[str, str]) -> Answer | None:
         """Return the answer to a request whose body does not matter; None if it may be for the API."""

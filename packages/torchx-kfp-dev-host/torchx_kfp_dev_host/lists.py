@@ -25,9 +25,8 @@ _NUMBERS = {1: "EQUALS", 2: "NOT_EQUALS", 5: "GREATER_THAN_EQUALS", 7: "LESS_THA
 _FILTERED = {
     "runs": {
         *("run_id", "id", "display_name", "name", "created_at", "finished_at", "description", "scheduled_at"),
-        *("storage_state", "status", "namespace", "experiment_id", "state", "recurring_run_id", "pipeline_id"),
+        *("storage_state", "status", "namespace", "experiment_id", "state", "pipeline_id"),
     },
-    "recurringRuns": {"recurring_run_id", "id", "display_name", "name", "created_at", "updated_at", "description"},
     "experiments": {"experiment_id", "id", "display_name", "name", "created_at", "storage_state"},
 }
 #: Other names of fields.

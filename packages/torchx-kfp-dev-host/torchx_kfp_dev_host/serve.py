@@ -26,7 +26,6 @@ _NEXT = """\
 Then, for example, in a project that `torchx-kfp init DIR` has written:
   torchx-kfp submit pipeline.py --workspace . --watch
   torchx-kfp runs
-  torchx-kfp schedule create pipeline.py --workspace . --every 1m --name often
   torchx run -s kfp utils.echo --msg hi    (with torchx-kfp-scheduler)
 Ctrl-C ends this host and the runs in progress."""
 

@@ -50,7 +50,7 @@ def many(tracker_base: str = "/tmp/results") -> None:
 
 #: What is proposed for the words of a command.
 COMPLETED = {
-    "sch": ["schedule"],
+    "sho": ["show"],
     "show l": ["latest"],
     "results two-": ["two-"],
     "show latest/s": ["latest/second[0]", "latest/second[1]"],

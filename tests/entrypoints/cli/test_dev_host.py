@@ -1,4 +1,4 @@
-"""``torchx-kfp dev-host``: who reaches it, how it ends, and its schedules. A transcript has the commands of a user."""
+"""``torchx-kfp dev-host``: who reaches it, and how it ends. A transcript has the commands of a user."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torchx_kfp_dev_host import DevHost
-from torchx_kfp_dev_host.api import Api
-from torchx_kfp_dev_host.errors import Refused
-from torchx_kfp_dev_host.runs import LocalRun
 
 import torchx_kfp
 from tests.entrypoints.cli.conftest import PIPELINE
 from tests.execution.host.calling import wait_until
 from tests.facts import says
-from tests.fake_kfp.made import large_pipeline
 from tests.programs import Program
 from tests.transcripts.hosts import a_dev_host
 from torchx_kfp.local import State
@@ -86,7 +80,7 @@ def test_the_token_is_checked_before_the_body_is_read(host: DevHost) -> None:
 
 @pytest.mark.parametrize("data", [b"[1]", b"{", b"", b"{}"])
 def test_a_request_that_is_not_one_is_refused(host: DevHost, data: bytes) -> None:
-    for path in (_RUNS, "/apis/v2beta1/recurringruns", "/apis/v2beta1/none"):
+    for path in (_RUNS, "/apis/v2beta1/none"):
         asked = urllib.request.Request(host.url + path, data, {"Authorization": "Bearer right"})
         with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(asked, timeout=30):
             pass
@@ -157,79 +151,3 @@ def test_the_package_is_a_program_for_this_version(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Usage: torchx-kfp dev-host" in done.stdout
-
-
-class Idle(LocalRun):
-    """A run that never starts."""
-
-    def start(self, *_: object) -> None:
-        pass
-
-    def refresh(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("schedule", "max_runs", "times", "starts"),
-    [
-        ({}, 10, [59, 60, 61, 119, 120, 121], [60, 120]),
-        ({}, 1, [60, 120, 180], [60]),
-        ({"start_time": "2100-01-01T00:00:00Z"}, 10, [60, 120], []),
-        ({"end_time": "2001-01-01T00:00:00Z"}, 10, [60, 120], []),
-    ],
-    ids=["interval", "at once", "start", "end"],
-)
-def test_a_schedule_starts_runs_at_intervals(
-    schedule: Any, max_runs: int, times: list[int], starts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Api, "run", Idle)
-    api = Api(tmp_path, {})
-    trigger = {"periodic_schedule": {"interval_second": "60", **schedule}}
-    body = {
-        "display_name": "often",
-        "mode": "ENABLE",
-        "max_concurrency": str(max_runs),
-        "trigger": trigger,
-        "pipeline_spec": large_pipeline("often", 1),
-    }
-    identity = api.answer("POST", "/apis/v2beta1/recurringruns", {}, body)["recurring_run_id"]
-    begun = api.recurring[identity].created
-    found = []
-    for seconds in times:
-        before = len(api.runs)
-        api.start_due(begun + seconds)
-        found += [seconds] * (len(api.runs) - before)
-    assert found == starts
-    api.answer("POST", f"/apis/v2beta1/recurringruns/{identity}:disable", {}, None)
-    before = len(api.runs)
-    api.start_due(begun + 9999)
-    assert len(api.runs) == before
-
-
-class Broken(Idle):
-    """Cannot be started if it is of the schedule with this name."""
-
-    def start(self, *of_run: Any) -> None:
-        if self.record.display_name.startswith("broken"):
-            raise OSError("no room")
-
-
-def test_a_schedule_that_starts_no_run_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Api, "run", Broken)
-    api = Api(tmp_path, {})
-    body = {
-        "mode": "ENABLE",
-        "max_concurrency": "1",
-        "trigger": {"periodic_schedule": {"interval_second": "60"}},
-        "pipeline_spec": large_pipeline("often", 1),
-    }
-    for name in ("broken", "whole"):
-        api.answer("POST", "/apis/v2beta1/recurringruns", {}, {**body, "display_name": name})
-    api.start_due(time.time() + 90)
-    assert [run.record.display_name.startswith("whole") for run in api.runs.values()] == [True]
-    assert "no room" in capsys.readouterr().err
-    soon = {"periodic_schedule": {"interval_second": "soon"}}
-    with pytest.raises(Refused, match="soon"):
-        api.answer("POST", "/apis/v2beta1/recurringruns", {}, {**body, "display_name": "wrong", "trigger": soon})

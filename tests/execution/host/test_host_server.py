@@ -134,9 +134,3 @@ def test_kfps_own_client_works_with_the_host(kfp_host: KfpHost, tmp_path: Path) 
     ended = client.wait_for_run_completion(run.run_id, timeout=60, sleep_duration=0.1)
     assert (ended.state, ended.display_name, ended.finished_at >= ended.created_at) == ("SUCCEEDED", "theirs", True)
     assert [each.run_id for each in client.list_runs(page_size=1, sort_by="created_at desc").runs] == [run.run_id]
-    at_night = {"cron_expression": "0 0 3 * * *", "pipeline_package_path": file, "params": {"code": ""}}
-    made = client.create_recurring_run(ended.experiment_id, "nightly", **at_night)
-    [listed] = client.list_recurring_runs().recurring_runs
-    assert (listed.recurring_run_id, listed.mode) == (made.recurring_run_id, "ENABLE")
-    assert listed.trigger.cron_schedule.cron == "0 0 3 * * *"
-    client.delete_recurring_run(made.recurring_run_id)

@@ -20,8 +20,7 @@ from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
 from torchx_kfp.execution.local.runner import start
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.prepared_run import prepare, read_earlier
-from torchx_kfp.tracking.recorder import SCHEDULES, Code, Recorder
-from torchx_kfp.tracking.records import Records, fold_records
+from torchx_kfp.tracking.recorder import Code, Recorder
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
 #: TorchX 0.7.0 has no workspaces with several projects.
@@ -80,29 +79,6 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.Mo
         recorder = Recorder.open(str(base))
         [found] = recorder.record(run.run_id).code
         assert found.files == 1
-        made = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
-
-        def of_schedules() -> Records:
-            return fold_records(recorder.store, [file.key for file in recorder.store.list_files(SCHEDULES)], ["code"])
-
-        # What a schedule will use is not removed with old runs.
-        [record] = of_schedules().values()
-        assert record.code == (found,)
-        # Once it is deleted, its runs keep the code; KFP has told nobody here when they began.
-        kfp_host.fire(3600.0)
-        monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", str(base))
-        there = host.connect(host=kfp_host.url)
-        schedules = host.Schedules(there)
-        [fired] = [each.run_id for each in there.list(schedules.runs_of(made))]
-        host.attach(fired, host=kfp_host.url).wait(timeout=120)
-        recorder[f"{fired}/app/1"] = {"loss": 0.5}
-        schedules.delete(made)
-        assert of_schedules() == {}
-        assert [code.digest for code in recorder.record(fired).code] == [found.digest]
-        unread = host.schedule(mounted, {"tracker_base": str(base)}, workspace="code", every=3600, host=kfp_host.url)
-        monkeypatch.delenv("TORCHX_KFP_TRACKER_BASE")
-        with pytest.warns(UserWarning, match=says("code of the schedule stays", str(base), "TORCHX_KFP_TRACKER_BASE")):
-            host.Schedules(host.connect(host=kfp_host.url)).delete(unread)
 
 
 def own(folders: Any, module: str = "app", name: str = "app", **role: Any) -> AppDef:

@@ -33,7 +33,6 @@ _SECTIONS = {
     "Run": {
         "run": "Run a pipeline on this machine.",
         "submit": "Run a pipeline on a KFP host.",
-        "schedule": "Let a KFP host run a pipeline regularly.",
     },
     "Follow": {
         "runs": "List runs, the newest first.",
@@ -64,17 +63,17 @@ _COMMANDS = {name: line for section in _SECTIONS.values() for name, line in sect
 _LONGEST = max(map(len, _COMMANDS))
 #: Commands of 0.2.0 and of other tools, and what to use in their place.
 _FORMER = {
-    "artifacts": "get RUN/STAGE/NAME",
-    "code": "get RUN --code",
-    "lineage": "show RUN --lineage",
-    "schedules": "schedule list",
-    "list": "runs",
-    "ls": "runs",
-    "status": "watch RUN",
-    "describe": "show RUN",
-    "log": "logs RUN",
-    "stop": "cancel RUN",
-    "delete": "gc",
+    "artifacts": "torchx-kfp get RUN/STAGE/NAME",
+    "code": "torchx-kfp get RUN --code",
+    "lineage": "torchx-kfp show RUN --lineage",
+    "schedule": "torchx-kfp compile, and kfp recurring-run create",
+    "list": "torchx-kfp runs",
+    "ls": "torchx-kfp runs",
+    "status": "torchx-kfp watch RUN",
+    "describe": "torchx-kfp show RUN",
+    "log": "torchx-kfp logs RUN",
+    "stop": "torchx-kfp cancel RUN",
+    "delete": "torchx-kfp gc",
 }
 #: The variable by which a shell asks for completions.
 _COMPLETE = "_TORCHX_KFP_COMPLETE"
@@ -152,7 +151,7 @@ class _CommandGroup(click.Group):
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:
             from torchx_kfp.common.text import did_you_mean
 
-            use = f" Use: torchx-kfp {_FORMER[args[0]]}" if args[0] in _FORMER else did_you_mean(args[0], _COMMANDS)
+            use = f" Use: {_FORMER[args[0]]}" if args[0] in _FORMER else did_you_mean(args[0], _COMMANDS)
             ctx.fail(f"No such command {args[0]!r}.{use}")
         return super().resolve_command(ctx, args)
 

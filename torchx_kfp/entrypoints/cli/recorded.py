@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -50,13 +50,11 @@ class Chosen:
         name: the full name of the run, or of the part of a run.
         keys: its run ids.
         cached: those of them with which an earlier run has recorded what the run took from the cache.
-        labels: what is shown in place of run ids, if anything is.
     """
 
     name: str
     keys: tuple[str, ...]
     cached: frozenset[str] = frozenset()
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     def run_of(self, key: str) -> str:
         """Return the pipeline run for which a run id counts: of what was taken from another run, the named one."""

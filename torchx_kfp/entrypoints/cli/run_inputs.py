@@ -160,13 +160,12 @@ def _read_tags(words: Iterable[str]) -> dict[str, str]:
     return tags
 
 
-def input_options(base: str, *, resume: str = "", of_schedule: bool = False) -> Decorator:
+def input_options(base: str, *, resume: str = "") -> Decorator:
     """Add the options of ``RunInputs``, which the command takes as the argument ``inputs``.
 
     Args:
         base: the form of a tracker base.
         resume: the help text of ``--resume``; without one, there is no such option.
-        of_schedule: whether the inputs are those of a schedule, whose runs have no tags.
     """
     options = [
         parameter_option,
@@ -186,17 +185,14 @@ def input_options(base: str, *, resume: str = "", of_schedule: bool = False) -> 
             is_flag=True,
             help="Show what would be sent (--workspace) and what would be kept (--resume), and start nothing.",
         ),
+        click.option(
+            "--tag",
+            "tag_words",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="A tag of the run, kept with its records under the tracker base. May be given several times.",
+        ),
     ]
-    if not of_schedule:
-        options.append(
-            click.option(
-                "--tag",
-                "tag_words",
-                metavar="NAME=VALUE",
-                multiple=True,
-                help="A tag of the run, kept with its records under the tracker base. May be given several times.",
-            )
-        )
     if resume:
         options += [
             click.option("--resume", "resumed", metavar="RUN", help=resume),

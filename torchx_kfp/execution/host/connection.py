@@ -146,10 +146,6 @@ class Connection:
         except HostAnswerLostError as error:
             raise HostAnswerLostError(f"{error} {if_lost}") from error.__cause__
 
-    def delete(self, path: str, **query: object) -> None:
-        """Delete what is at a path. The errors are those of ``get``."""
-        self._request("DELETE", path, query)
-
     def log(self, path: str) -> bytes:
         """Return the log at a path.
 

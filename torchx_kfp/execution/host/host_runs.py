@@ -58,8 +58,7 @@ class RunSummary:
     """A run in a list of runs.
 
     Times are in seconds since the epoch; ``created`` is 0 if it is unknown, ``finished`` is None if the run
-    has not ended. ``schedule_id`` is the id of the schedule that made the run, empty if a person did;
-    ``scheduled`` is the time for which it was made.
+    has not ended.
     """
 
     run_id: str
@@ -69,8 +68,6 @@ class RunSummary:
     created: float
     finished: float | None
     link: str
-    schedule_id: str = ""
-    scheduled: float = 0.0
     #: The run's argument for the tracker base, or the default in its pipeline.
     tracker_base: str = ""
     #: The id of the run that it resumes, if any.
@@ -130,7 +127,7 @@ class Host:
         arguments: Mapping[str, Any] | None = None,
         submission: Submission = DEFAULT,
     ) -> dict[str, Any]:
-        """Return what KFP wants to know of a run, or of those of a schedule, without a name: JSON of v2beta1.
+        """Return what KFP wants to know of a run, without a name: JSON of v2beta1.
 
         The experiment is created if it does not exist. Arguments and errors are those of ``submit``.
         """
@@ -216,11 +213,11 @@ class Host:
             HostError: the host does not answer.
         """
         # The host's states lack "canceled".
-        found = self._runs(where.query(time.time()), limit, "scheduled_at" if where.schedule_id else "created_at")
+        found = self._runs(where.query(time.time()), limit)
         return itertools.islice((run for run in found if not where.states or run.state in where.states), limit)
 
-    def objects(
-        self, path: str, key: str, query: str = "", *, limit: int | None = None, order: str = "created_at"
+    def _objects(
+        self, path: str, key: str, query: str = "", *, limit: int | None = None
     ) -> Iterator[Mapping[str, Any]]:
         """Yield the JSON objects of a list in the user's namespace, the newest first, a page at a time.
 
@@ -229,13 +226,12 @@ class Host:
             key: where an answer has the objects.
             query: a filter: see ``run_filter``.
             limit: how many objects the caller wants, if that is known: the first page has no more.
-            order: the field with the times.
 
         Raises:
             HostError: the host does not answer.
         """
         size, token = _PAGE if limit is None else min(limit, _PAGE), ""
-        first = {"sort_by": f"{order} desc", "filter": query}
+        first = {"sort_by": "created_at desc", "filter": query}
         for _ in range(_MOST_PAGES):
             # A token has the order and the filter. Sent again, KFP refuses those with lists or times as different ones.
             asked = {"page_token": token} if token else first
@@ -248,8 +244,8 @@ class Host:
                 return
             size = _PAGE
 
-    def _runs(self, query: str, limit: int | None = None, order: str = "created_at") -> Iterator[RunSummary]:
-        found = self.objects(_RUNS, "runs", query, limit=limit, order=order)
+    def _runs(self, query: str, limit: int | None = None) -> Iterator[RunSummary]:
+        found = self._objects(_RUNS, "runs", query, limit=limit)
         return (self._summary(run) for run in found if run.get("run_id"))
 
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
@@ -264,8 +260,6 @@ class Host:
             created=seconds(run.get("created_at")) or 0.0,
             finished=seconds(run.get("finished_at")),
             link=self.connection.link(run_id),
-            schedule_id=as_text(run.get("recurring_run_id")),
-            scheduled=seconds(run.get("scheduled_at")) or seconds(run.get("created_at")) or 0.0,
             tracker_base=tracker_base_of(run),
             resumes=resumed_id(as_text(info.get("description"))),
         )
@@ -289,7 +283,7 @@ class Host:
             raise
 
     def _find_experiment(self, name: str) -> str:
-        found = self.objects(_EXPERIMENTS, "experiments", of_name(name))
+        found = self._objects(_EXPERIMENTS, "experiments", of_name(name))
         return next((as_text(each.get("experiment_id")) for each in found if each.get("display_name") == name), "")
 
     def in_namespace(self) -> str:
@@ -308,7 +302,7 @@ def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tracker_base_of(answer: Mapping[str, Any]) -> str:
-    """Return the tracker base in the JSON of a run or a schedule: its argument, or the default in its pipeline."""
+    """Return the tracker base in the JSON of a run: its argument, or the default in its pipeline."""
     parameters = as_object(answer, "runtime_config", "parameters")
     if TRACKER_BASE_PARAMETER in parameters:
         return as_text(parameters[TRACKER_BASE_PARAMETER])
@@ -317,7 +311,7 @@ def tracker_base_of(answer: Mapping[str, Any]) -> str:
 
 
 def _spec_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the PipelineSpec in the JSON of a run or a schedule; nothing if it only names a stored pipeline."""
+    """Return the PipelineSpec in the JSON of a run; nothing if it only names a stored pipeline."""
     spec = as_object(answer.get("pipeline_spec"))
     return as_object(spec.get("pipeline_spec", spec))
 

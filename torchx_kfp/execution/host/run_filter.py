@@ -24,7 +24,6 @@ class RunFilter:
         newer_than: the age in seconds that runs have not reached, counted from their creation.
         older_than: the age in seconds that runs have reached.
         archived: whether archived runs are selected, too.
-        schedule_id: the id of the schedule that made the run.
     """
 
     states: Collection[str] = ()
@@ -32,7 +31,6 @@ class RunFilter:
     newer_than: float | None = None
     older_than: float | None = None
     archived: bool = False
-    schedule_id: str = ""
 
     def __post_init__(self) -> None:
         """Check the states.
@@ -58,11 +56,9 @@ class RunFilter:
             found.append(_predicate("IS_SUBSTRING", "display_name", stringValue=self.name))
         for operation, age in (("GREATER_THAN_EQUALS", self.newer_than), ("LESS_THAN_EQUALS", self.older_than)):
             if age is not None:
-                found.append(_predicate(operation, "created_at", timestampValue=timestamp(now - age)))
+                found.append(_predicate(operation, "created_at", timestampValue=_timestamp(now - age)))
         if not self.archived:
             found.append(_predicate("NOT_EQUALS", "storage_state", stringValue="ARCHIVED"))
-        if self.schedule_id:
-            found.append(_predicate("EQUALS", "recurring_run_id", stringValue=self.schedule_id))
         return _query(found) if found else ""
 
     def selects(self, state: State, name: str, age: float) -> bool:
@@ -85,7 +81,7 @@ def in_id(part: str) -> str:
     return _query([_predicate("IS_SUBSTRING", "run_id", stringValue=part)])
 
 
-def timestamp(time: float) -> str:
+def _timestamp(time: float) -> str:
     """Return a time in seconds since the epoch as KFP's API takes it."""
     return datetime.datetime.fromtimestamp(int(time), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 

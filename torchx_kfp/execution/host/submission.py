@@ -13,7 +13,6 @@ from torchx_kfp.common.text import shown
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.run import HostRun
-from torchx_kfp.execution.host.schedules import Schedule, Schedules, Timing
 from torchx_kfp.execution.host.settings import Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, is_of_this_machine, storage_of
 from torchx_kfp.execution.model import checks
@@ -95,58 +94,6 @@ def submit(
     return start_run(host, prepared, submission, warn=_warn)
 
 
-def schedule(
-    pipeline: PipelineLike,
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    workspace: str | os.PathLike[str] | None = None,
-    cron: str = "",
-    every: float | None = None,
-    start: float | None = None,
-    end: float | None = None,
-    max_runs: int = 1,
-    catchup: bool = False,
-    name: str = "",
-    experiment: str = "",
-    service_account: str = "",
-    pipeline_root: str = "",
-    cache: bool = True,
-    host: Host | str | None = None,
-) -> Schedule:
-    """Make a schedule on a KFP host, which starts runs of a pipeline.
-
-    Args:
-        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
-        arguments: values of the pipeline's parameters.
-        workspace: the folder with the code of the stages, as it is now: see ``submit``.
-        cron: a cron expression: see ``Timing``.
-        every: the seconds between two runs.
-        start: the time in seconds since the epoch before which no run starts.
-        end: the time after which no run starts.
-        max_runs: how many runs there are at once, up to 10.
-        catchup: whether all runs that were missed are started later; otherwise only the last is.
-        name: the schedule's name in KFP's UI; by default, that of the pipeline.
-        experiment: the name of the experiment of its runs, which is created if it does not exist.
-        service_account: the Kubernetes service account of the stages.
-        pipeline_root: where KFP stores the artifacts of its runs.
-        cache: False to run all stages each time.
-        host: the host: see ``submit``.
-
-    Raises:
-        PipelineFileError: the file is not a compiled pipeline.
-        UnsupportedPipelineError: the pipeline would fail on KFP, or its pods cannot reach the tracker base.
-        ArgumentError: the arguments or the times are wrong, or the host has a schedule with this name.
-        WorkspaceError: the folder of the workspace cannot travel; the message says why.
-        TrackerError: the workspace cannot be stored.
-        HostError: there is no host, it does not answer, or it refuses the schedule.
-    """
-    timing = Timing(cron, every, start, end, max_runs, catchup)
-    submission = Submission(name, experiment, service_account, pipeline_root, cache)
-    host = _host(host)
-    prepared = _prepare(pipeline, arguments, workspace=workspace)
-    return start_schedule(host, prepared, timing, submission, warn=_warn)
-
-
 def _prepare(pipeline: PipelineLike, arguments: Mapping[str, Any] | None, **options: Any) -> PreparedRun:
     prepared = prepare(load_pipeline(pipeline), {} if arguments is None else arguments, **options)
     refuse_submission(prepared.pipeline, check_submission(prepared.pipeline, prepared.values))
@@ -180,25 +127,8 @@ def start_run(
     return HostRun(host.connection, run_id, trusted_bases=prepared.bases)
 
 
-def start_schedule(
-    host: Host,
-    prepared: PreparedRun,
-    timing: Timing,
-    submission: Submission,
-    *,
-    say: Callable[[str], object] | None = None,
-    warn: Callable[[str], object],
-) -> Schedule:
-    """Make a schedule of prepared runs on a host: see ``start_run`` and ``Schedules.create``."""
-    timing.verify()
-    prepared.upload(say)
-    made = Schedules(host).create(prepared.pipeline, prepared.arguments, timing, submission)
-    prepared.record(made.schedule_id, warn, is_schedule=True)
-    return made
-
-
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=5)  # where the user has called submit or schedule
+    warnings.warn(sentence, stacklevel=5)  # where the user has called submit
 
 
 def attach(run: str, host: Host | str | None = None) -> HostRun:

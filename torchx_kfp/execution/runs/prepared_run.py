@@ -83,7 +83,7 @@ class PreparedRun:
             if say is not None:
                 say(f"Workspace {folders}: {counted(len(packed.entries), 'file')}, {size_text(packed.size)}, {what}.")
 
-    def record(self, run: str, warn: Callable[[str], object], *, is_schedule: bool = False) -> None:
+    def record(self, run: str, warn: Callable[[str], object]) -> None:
         """Record under the tracker base which code and tags a run has that has just started, and which runs it resumes.
 
         Its code are the workspaces that it names.
@@ -91,7 +91,6 @@ class PreparedRun:
         Args:
             run: its name on this machine, or its id on the host.
             warn: gets a sentence if that is not possible. The run goes on.
-            is_schedule: whether it is a schedule of runs, not a run.
         """
         before = read_record(self.pipeline.description)
         # The run that resumes this one has the whole pipeline.
@@ -108,10 +107,7 @@ class PreparedRun:
             recorder = Recorder.open(base)
             # A folder that only pods have is not made here.
             if recorder.folder is None or os.path.isdir(recorder.folder):
-                if is_schedule:
-                    recorder.add_schedule(run, code)
-                else:
-                    recorder.add_start(run, code, self.tags, list(dict.fromkeys(filter(None, resumes))))
+                recorder.add_start(run, code, self.tags, list(dict.fromkeys(filter(None, resumes))))
         except TorchxKfpError as error:
             lost = f"The code of the run {run} is not recorded, and gc may remove it with older runs"
             warn(f"{lost if code else f'The tags of the run {run} are not recorded'}: {error}")

@@ -27,8 +27,8 @@ def dev_host_command(port: int, directory: str) -> None:
     """Try commands without a cluster: a KFP host on this machine whose runs are local runs.
 
     It is not KFP. It has that part of KFP's API that torchx-kfp, `torchx run -s kfp` and kfp.Client use for runs,
-    experiments and recurring runs. There are no pods and no images: stages are processes that start in the current
-    directory. It has no pages, refuses schedules with --cron (only --every), and forgets its runs when it ends; their
+    and experiments. There are no pods and no images: stages are processes that start in the current
+    directory. It has no pages and no recurring runs, and forgets its runs when it ends; their
     folders stay. Only programs of this machine that have the token of its folder reach it.
 
     \b

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.common.text import counted, did_you_mean, listed, printable
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.conditions import Comparison, parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import (
-    at,
     is_number,
     print_csv,
     print_message,
@@ -19,8 +17,8 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     without_run,
 )
 from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-from torchx_kfp.entrypoints.cli.flags import csv_option, json_option, refuse_empty
-from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, usual_base
+from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
+from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, usual_base
 from torchx_kfp.entrypoints.cli.recorded import (
     Chosen,
     Recorded,
@@ -30,13 +28,13 @@ from torchx_kfp.entrypoints.cli.recorded import (
     parts,
     titled,
 )
-from torchx_kfp.errors import ArgumentError, MissingResultsError
+from torchx_kfp.errors import MissingResultsError
 from torchx_kfp.execution.pipeline.walk import task_name
 from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.host_runs import RunSummary
+    pass
 
 #: A run id, its parts, which are None for another key, and its results: what ``--json`` prints.
 Row = dict[str, Any]
@@ -65,12 +63,6 @@ _TAG = "tag."
     callback=lambda _, __, texts: list(map(parse_comparison, texts)),
     help="Show only runs for which this holds. May be given several times.",
 )
-@click.option(
-    "--schedule",
-    metavar="NAME",
-    callback=refuse_empty,
-    help="Show the runs that this schedule of the host has started, the oldest first.",
-)
 @json_option
 @csv_option
 @finds_runs(recorded=True)
@@ -79,7 +71,6 @@ def results_command(
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
     comparisons: list[Comparison],
-    schedule: str | None,
     as_json: bool,
     as_csv: bool,
     lookup: Lookup,
@@ -94,7 +85,6 @@ def results_command(
     torchx-kfp results latest
     torchx-kfp results --tracker-base s3://bucket/results --stage train \\
         --where 'accuracy > 0.9' --sort -accuracy
-    torchx-kfp results --schedule nightly --stage train
 
     COMPARISON is NAME OPERATOR VALUE: 'loss < 0.1', 'model == resnet'. NAME is a result, or run, stage, execution or
     run_id, or a tag: 'tag.team == vision'. The operators are == and !=, and for numbers < <= >= >. A run that lacks
@@ -105,11 +95,7 @@ def results_command(
     with one for each result.
     """
     located: Recorded | None = None
-    if schedule is not None:
-        if run is not None:
-            raise click.UsageError("--schedule names the runs: give no RUN.")
-        recorder, chosen = _of_schedule(schedule, lookup)
-    elif run is not None:
+    if run is not None:
         [located] = lookup.locate(run)
         recorder, chosen = located.recorder, located.choose(located.recorded(results=True))
     else:
@@ -173,40 +159,6 @@ def _all(recorder: Recorder) -> Chosen:
     return Chosen("", tuple(last_attempts(recorder, keys, recorder.tracker_base)))
 
 
-def _of_schedule(name: str, lookup: Lookup) -> tuple[Recorder, Chosen]:
-    """Return the records of the runs of a schedule, labeled with the times for which they were made.
-
-    Raises:
-        ArgumentError: there is no such schedule, or it has no tracker base.
-        TrackerBaseError: only pods have the tracker base, or only the schedule names it.
-        MissingResultsError: no run has recorded anything.
-    """
-    from torchx_kfp.execution.host.run_filter import RunFilter
-    from torchx_kfp.execution.host.schedules import Schedules
-
-    host = connect(lookup.flags)
-    schedules = Schedules(host)
-    given = lookup.base or schedules.find(name).tracker_base
-    if not given:
-        raise ArgumentError(
-            f"The pipeline of the schedule {name!r} has no parameter {TRACKER_BASE!r} with a value. Name "
-            "the tracker base: --tracker-base."
-        )
-    if lookup.base is None:
-        lookup.verify_trusted(given, ran_here=False)
-    recorder = open_recorder(given)
-    where = RunFilter(archived=True, schedule_id=schedules.find_id(name))
-    runs = sorted(host.list(where), key=lambda run: run.scheduled)
-    found: dict[str, RunSummary] = {}
-    for run in runs:
-        keys = recorder.keys(run.run_id)
-        found |= dict.fromkeys(last_attempts(recorder, keys, run.run_id) if keys else (), run)
-    labels = {key: f"{at(run.scheduled)}  {parts(key).get('stage', '')}".rstrip() for key, run in found.items()}
-    if not labels:
-        raise MissingResultsError(f"No run of {name!r} has results under {given!r}, of {counted(len(runs), 'run')}.")
-    return recorder, Chosen(name, tuple(labels), labels=labels)
-
-
 def _list_runs(keys: Iterable[str]) -> None:
     stages: dict[str, list[str]] = {}
     for key in keys:
@@ -254,9 +206,8 @@ def _print_csv(rows: Sequence[Row]) -> None:
 def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[str, str], *, as_json: bool) -> None:
     keys = [row["run_id"] for row in rows]
     runs = {row["run"] and chosen.run_of(row["run_id"]) for row in rows}
-    run = None if chosen.labels or len(runs) != 1 else runs.pop()
-    heading = "run of" if chosen.labels else "run id"
-    labels = chosen.labels or dict(zip(keys, keys, strict=True))
+    run = runs.pop() if len(runs) == 1 else None
+    heading, labels = "run id", dict(zip(keys, keys, strict=True))
     if run:
         # Stages have the names of all other tables, if the run itself is known.
         heading = "stage" if named.keys() >= {*keys} else "stage/execution"

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.host.run_filter import RunFilter
 
 #: The keys of a run for programs, in their order, and a run of which nothing is known.
-_KEYS = (
-    "run name pipeline state started seconds done failed running cannot_start resumes schedule scheduled link folder"
-)
+_KEYS = "run name pipeline state started seconds done failed running cannot_start resumes link folder"
 UNKNOWN: Mapping[str, Any] = dict.fromkeys(_KEYS.split())
 #: The length of the beginning of a host's run id that a terminal shows: two of its groups.
 _BEGINNING = 13
@@ -50,9 +48,6 @@ _BEGINNING = 13
     help="Only runs in this state. May be given several times.",
 )
 @click.option("--name", metavar="TEXT", callback=refuse_empty, help="Only runs with this text in their names.")
-@click.option(
-    "--schedule", metavar="NAME", callback=refuse_empty, help="Only runs that this schedule of the host has started."
-)
 @click.option("--newer-than", metavar="AGE", type=seconds, help="Only runs that began after this, such as 12h or 7d.")
 @json_option
 @finds_runs()
@@ -60,7 +55,6 @@ def runs_command(
     limit: int,
     states: tuple[str, ...],
     name: str | None,
-    schedule: str | None,
     newer_than: float | None,
     as_json: bool,
     lookup: Lookup,
@@ -75,11 +69,9 @@ def runs_command(
     Experiments and archived runs of a host are in KFP's UI, and in `kfp run list`.
     """
     from torchx_kfp.execution.host.run_filter import RunFilter
-    from torchx_kfp.execution.host.schedules import Schedules
 
-    schedule_id = Schedules(connect(lookup.flags)).find_id(schedule) if schedule else ""
     chosen = tuple(State(state) for state in states)
-    where = RunFilter(chosen, name or "", newer_than=newer_than, schedule_id=schedule_id)
+    where = RunFilter(chosen, name or "", newer_than=newer_than)
     most, now, is_on_host = limit or None, time.time(), names_host(lookup.flags)
 
     def on_host() -> tuple[str, list[dict[str, Any]]]:
@@ -120,8 +112,6 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
         ArgumentError: there is no such directory.
     """
     folders = find_runs(output_dir)
-    if where.schedule_id:
-        return []  # only runs on a host have one
     found: list[dict[str, Any]] = []
     for read, folder in enumerate(folders):
         if most is not None and len(found) == most:
@@ -172,8 +162,6 @@ def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
         "started": run.created or None,
         "seconds": round(end - run.created, 3) if run.created else None,
         "resumes": run.resumes or None,
-        "schedule": run.schedule_id or None,
-        "scheduled": run.scheduled or None,
         "link": run.link or None,
     }
 

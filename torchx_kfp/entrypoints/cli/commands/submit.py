@@ -94,7 +94,7 @@ def prepare_submission(
     inputs: RunInputs,
     earlier: EarlierRun | None = None,
 ) -> PreparedRun:
-    """Return a run of a host, or what the runs of a schedule start with, and print what may go wrong.
+    """Return a run of a host, and print what may go wrong.
 
     Args:
         host: the host.

@@ -12,7 +12,6 @@ import select
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -62,11 +61,6 @@ def wants_colors() -> bool:
 def styled(text: str, **style: Any) -> str:
     """Return the text in a style if stdout accepts styles."""
     return click.style(text, **style) if has_styles() else text
-
-
-def at(seconds: float) -> str:
-    """Return the local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def print_json(value: Any) -> None:
