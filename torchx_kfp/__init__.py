@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         component_from_app,
         component_from_function,
         component_spec_from_app,
-        container_from_app,
         publish_results,
         task_from_app,
     )
@@ -37,7 +36,6 @@ __all__ = [
     "component_from_app",
     "component_from_function",
     "component_spec_from_app",
-    "container_from_app",
     "current_run",
     "publish_results",
     "task_from_app",

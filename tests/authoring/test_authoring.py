@@ -11,13 +11,9 @@ import torchx_kfp
 from tests.authoring.apps import compile_pipeline, compile_stage, load, make_app, unresolved_inputs
 from tests.authoring.kfp_engines import containers, tracked_container
 from tests.facts import says
-from torchx_kfp import component_from_app, component_spec_from_app, container_from_app, task_from_app
+from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
 
 pytestmark = pytest.mark.versions
-
-
-def test_the_retired_adapters_name() -> None:
-    assert container_from_app is task_from_app
 
 
 def test_unknown_names_of_the_package() -> None:

@@ -301,8 +301,6 @@ class Stages(StageOptions):
 
 _STAGES = Stages()
 task_from_app = _STAGES.task
-#: The name of this function in TorchX's own adapter.
-container_from_app = task_from_app
 publish_results = _STAGES.publish
 component_from_function = _STAGES.component_from_function
 
