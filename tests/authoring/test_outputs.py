@@ -11,7 +11,7 @@ import pytest
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, compile_stage, load, make_app
 from tests.authoring.kfp_engines import container_of, containers
 from tests.contract.carried.published import Stage
-from torchx_kfp import component_from_app, task_from_app
+from torchx_kfp import task_from_app
 
 pytestmark = pytest.mark.versions
 
@@ -136,19 +136,3 @@ def test_python_may_be_where_the_role_says() -> None:
     for env, looks in (({"PATH": "/opt/python/bin"}, False), ({"A": "b"}, True)):
         compiled = compile_stage(make_app(env=env), results={"accuracy": float})
         assert ("hash python3" in containers(compiled)["train"]["command"][4]) == looks
-
-
-UI = {"outputs": [{"type": "markdown", "storage": "inline", "source": "# $(HOME) $$ {{x}} \\ \x7f 'ü' 🜨\n"}]}
-
-
-@pytest.mark.parametrize("tracked", [True, False])
-def test_ui_metadata_is_written_as_it_is(shells: Path, tmp_path: Path, tracked: bool) -> None:
-    published = Stage(tmp_path, results=None, tracked=tracked, ui_metadata=UI)
-    done = published.run("echo", "$$", env=with_shell(shells))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "$$\n", "")
-    assert json.loads((tmp_path / "out" / "mlpipeline_ui_metadata").read_text()) == UI
-
-
-def test_ui_metadata_as_the_retired_adapter_took_it() -> None:
-    component = component_from_app(make_app("train"), UI)
-    assert set(component.component_spec.outputs) == {"mlpipeline_ui_metadata"}

@@ -387,10 +387,6 @@ READS: list[Row] = [
     ),
     (lambda: component_from_app(apps(role()), engine="job", reads=["task_config"]), "'task_config'", *RESERVED),
     (lambda: component_from_app(make_app(), reads=["metrics"], results={}), "the alias 'metrics'", *RESERVED),
-    (
-        lambda: component_from_app(make_app(), {"outputs": []}, reads=["mlpipeline_ui_metadata"]),
-        *("'mlpipeline_ui_metadata'", *RESERVED),
-    ),
     *(
         (lambda make=make: make(Stages(tracker_base="s3://b/r")), "component(tracker_base=...)", "'s3://b/r'")
         for make in (
@@ -453,7 +449,6 @@ OUTPUTS: list[Row] = [
     ),
     (inside(lambda _: publish_results(tracked(), {"a": tuple}, image="i")), "results has 'a': <class 'tuple'>"),
     (inside(lambda given: artifact_from_uri("s3://m/1", metadata={"from": f"{given.text}"})), "'from'", "Give"),
-    (inside(lambda given: tracked(ui_metadata={"x": f"{given.text}"})), "ui_metadata", "'outputs'", "dsl.Markdown"),
 ]
 PUBLISHERS: list[Row] = [
     (

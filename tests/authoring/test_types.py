@@ -51,7 +51,7 @@ def pipeline(tracker_base: str, uri: str, run_id: str, rates: List[float]) -> No
     last = stages.task(APP, reads={"trials": dsl.Collected(trial.outputs["run_id"]), "first": first, "old": run_id})
     stages.task(APP, reads=[first, last], artifacts={"model": dsl.Model}, name="both")
     stages.task(APP, reads={"several": [first, run_id]}, cache=True, secrets=None)
-    task_from_app(APP, tracker_base=first.outputs["base"], reads=first, ui_metadata={"outputs": [{"a": 1}]})
+    task_from_app(APP, tracker_base=first.outputs["base"], reads=first)
     publish_results(first, {"accuracy": float}, image="i", secrets=SECRETS)
     stages.publish(run_id, image="i", inline=False)
     artifact_from_uri(uri, dsl.Model, metadata={"n": 1})
@@ -59,7 +59,7 @@ def pipeline(tracker_base: str, uri: str, run_id: str, rates: List[float]) -> No
     stages.task(APP, engine="volcano", replicas=first.outputs["nodes"])
     stages.task(APP, engine=engines.Volcano(min_available=2), replicas={"train": first.outputs["nodes"], "ps": 1})
     stages.component(APP, engine=engines.Job(), inline=False)
-    component_from_app(APP, {"outputs": []}, reads=["first"])(tracker_base=tracker_base, first=run_id)
+    component_from_app(APP, reads=["first"])(tracker_base=tracker_base, first=run_id)
 
 
 def wrong(tracker_base: str) -> None:

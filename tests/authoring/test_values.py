@@ -105,7 +105,6 @@ SIGNATURES: dict[str, Callable[[Any], Any]] = {
     "model": lambda base: task_from_app(make_app("same"), tracker_base=base, artifacts={"x": dsl.Model}),
     "other": lambda base: task_from_app(make_app("same"), tracker_base=base, artifacts={"x": Other}),
     "component": lambda base: component_from_app(make_app("same"), tracked=True)(tracker_base=base),
-    "ui": lambda base: task_from_app(make_app("same"), tracker_base=base, ui_metadata={}),
     **{
         fn.__name__: lambda base, fn=fn: component_from_function(fn, tracked=True)(tracker_base=base)
         for fn in (app_of, app_with_another_default, app_with_less)

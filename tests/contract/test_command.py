@@ -63,7 +63,6 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
     variables = draw(st.dictionaries(NAMES, TEXT, max_size=3))
     application = [draw(st.sampled_from(["python3", "sh", "app", "$(app)"])), *draw(st.lists(TEXT, max_size=4))]
     found = draw(st.dictionaries(TEXT.filter(bool), RUN_IDS | st.lists(RUN_IDS, max_size=2), max_size=3))
-    ui_metadata = draw(st.none() | st.just('{"a": "$(b)"}'))
     may_fail = draw(st.none() | st.sampled_from([(), (125,)]))
     values: list[str] = []
     lifts = form != "untracked"
@@ -100,7 +99,6 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
         has_outputs=form == "published",
         values=parameter_placeholder("stage"),
         parents=parents,
-        ui_metadata=None if ui_metadata is None else escape(ui_metadata),
     )
     expected = {
         "is_own": any(word.startswith("torchx-kfp-1-") for word in command),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torchx_kfp.authoring.channels import contains_channel, parse_checked
 from torchx_kfp.authoring.engines import Engine
 from torchx_kfp.authoring.naming import is_shell_variable
-from torchx_kfp.authoring.outputs import Artifacts, Results, UiMetadata
+from torchx_kfp.authoring.outputs import Artifacts, Results
 from torchx_kfp.authoring.reads import Reads, TrackerBase
 from torchx_kfp.authoring.references import Channel, Text
 from torchx_kfp.contract import protocol
@@ -74,7 +74,6 @@ class StageOptions:
             from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
         inputs: files of the workspace that the stage reads under names that come from elsewhere, such as
             ``data/*.csv``. If one has changed, the stage runs again, as if its program named it.
-        ui_metadata: KFP v1's UI metadata, a constant. It becomes the artifact ``mlpipeline_ui_metadata``.
     """
 
     tracker_base: TrackerBase | None = None
@@ -92,7 +91,6 @@ class StageOptions:
     engine: Engine | str | None = None
     replicas: Replicas | None = None
     inputs: Sequence[str] = ()
-    ui_metadata: UiMetadata | None = None
 
     def __post_init__(self) -> None:
         for name, option in self.__dataclass_fields__.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,16 +10,14 @@ from kfp import dsl
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.references import check_word
-from torchx_kfp.contract.command import METRICS, UI_METADATA, Outputs
-from torchx_kfp.contract.inputs import RUN_ID, escape
+from torchx_kfp.contract.command import METRICS, Outputs
+from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import OutputsError
 
 #: {a result's name: its type}.
 Results = Mapping[str, type[int] | type[float] | type[bool] | type[str] | type[list[Any]] | type[dict[str, Any]]]
 #: {an artifact's name: its class in ``kfp.dsl``}.
 Artifacts = Mapping[str, type[dsl.Artifact]]
-#: KFP v1's UI metadata, in a form that JSON can represent.
-UiMetadata = Mapping[str, Any]
 
 #: Artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
@@ -55,7 +52,7 @@ def parse_outputs(
             if not output or not is_type(kind):
                 raise OutputsError(f"{what} has {name!r}: {kind!r}. Write {what}={example}.")
             check_word(name, f"The name {name!r} in {what}")
-            if output in (METRICS, UI_METADATA, "Output", *taken):
+            if output in (METRICS, "Output", *taken):
                 raise OutputsError(
                     f"{what} has the name {name!r}, but the stage or KFP already has an input or output {output!r}. "
                     "Record it under another name."
@@ -72,19 +69,6 @@ def parse_outputs(
         {output: (types[output].__name__, name) for output, name in names.items() if is_result[output]},
         {output: (name, issubclass(types[output], _SHOWN)) for output, name in names.items() if not is_result[output]},
     )
-
-
-def parse_ui_metadata(ui_metadata: UiMetadata | None) -> str | None:
-    """Return the escaped JSON text of KFP v1's UI metadata; None if there is none."""
-    if ui_metadata is None:
-        return None
-    if contains_channel(dict(ui_metadata)):
-        raise OutputsError(
-            f"ui_metadata is {ui_metadata!r}. Give a constant dict, such as "
-            "{'outputs': [{'type': 'markdown', ...}]}. For content that is known only at run time, declare an "
-            "artifact: artifacts={'report': dsl.Markdown}."
-        )
-    return check_word(escape(json.dumps(dict(ui_metadata), allow_nan=False)), "ui_metadata, as it is passed on,")
 
 
 def _is_artifact_type(kind: object) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kfp import dsl
 from torchx import specs
 
 from torchx_kfp.authoring.appdef import check_app, check_name
@@ -14,13 +13,13 @@ from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
 from torchx_kfp.authoring.options import PROTOCOL_VARIABLES, Secrets, StageOptions, check_variables
-from torchx_kfp.authoring.outputs import parse_outputs, parse_ui_metadata
+from torchx_kfp.authoring.outputs import parse_outputs
 from torchx_kfp.authoring.reads import Readable, TrackerBase, is_list, parse_reads, parse_tracker_base
 from torchx_kfp.authoring.references import Reference, Text
 from torchx_kfp.authoring.rendering import Renderer, digest
 from torchx_kfp.authoring.replicas import launcher
 from torchx_kfp.contract import command
-from torchx_kfp.contract.command import UI_METADATA, Outputs
+from torchx_kfp.contract.command import Outputs
 from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, stage_value
 from torchx_kfp.contract.scripts import OF_LAUNCHER, OF_MAY_FAIL, OF_PUBLISHER
 from torchx_kfp.errors import AppDefError, ReadsError
@@ -146,9 +145,6 @@ def _plan(
         if options.may_fail:
             published = replace(published, may_fail=application.failures)
         outputs |= types
-    ui_metadata = parse_ui_metadata(options.ui_metadata)
-    if ui_metadata is not None:
-        outputs[UI_METADATA] = dsl.Artifact
 
     renderer = Renderer(parameters, [*taken, *outputs])
     sources = parse_reads(options.reads)
@@ -179,7 +175,6 @@ def _plan(
             has_outputs=published is not None,
             values=values,
             parents=parents,
-            ui_metadata=ui_metadata,
         ),
         parameters=renderer.parameters,
         outputs=outputs,

@@ -21,7 +21,7 @@ from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.options import StageOptions
-from torchx_kfp.authoring.outputs import Artifacts, Results, UiMetadata
+from torchx_kfp.authoring.outputs import Artifacts, Results
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.python import OF_KFP, function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
@@ -237,8 +237,8 @@ class Stages(StageOptions):
 
         Args:
             fn: the function, such as ``torchx.components.utils.echo``.
-            options_and_constants: options of ``component``, except ``name`` and ``ui_metadata``, and values of
-                parameters; for ``*args``, a list under that name. A name that both have is the parameter's.
+            options_and_constants: options of ``component``, except ``name``, and values of parameters; for ``*args``, a
+                list under that name. A name that both have is the parameter's.
 
         Raises:
             AppDefError: a parameter that must be a constant is not one or has a name that the stage needs, or the
@@ -246,7 +246,7 @@ class Stages(StageOptions):
             ReadsError: an alias cannot be the name of an input.
             OutputsError: a result or an artifact cannot be an output of KFP.
         """
-        own = {"name", "ui_metadata", TRACKER_BASE, *inspect.signature(fn).parameters}
+        own = {"name", TRACKER_BASE, *inspect.signature(fn).parameters}
         known = [name for name in ("tracked", *(option.name for option in fields(StageOptions))) if name not in own]
         options = {name: value for name, value in options_and_constants.items() if name in known}
         constants = {name: value for name, value in options_and_constants.items() if name not in known}
@@ -301,16 +301,9 @@ class Stages(StageOptions):
 
 _STAGES = Stages()
 task_from_app = _STAGES.task
+component_from_app = _STAGES.component
 publish_results = _STAGES.publish
 component_from_function = _STAGES.component_from_function
-
-
-def component_from_app(app: specs.AppDef, ui_metadata: UiMetadata | None = None, **options: Any) -> StageComponent:
-    """Make a KFP component from the AppDef: see ``Stages.component``.
-
-    ``ui_metadata`` is the second argument, as in TorchX's own adapter.
-    """
-    return _STAGES.component(app, ui_metadata=ui_metadata, **options)
 
 
 def component_spec_from_app(app: specs.AppDef, **options: Any) -> str:

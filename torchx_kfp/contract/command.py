@@ -3,7 +3,7 @@ r"""The command of a stage: a program that runs before the application, and the 
 A tracked stage's command is::
 
     env TORCHX_TRACKER_BASE=... \
-        sh -ec SCRIPT NAME [METRICS] RUN_ID_FILE VALUES [PARENT... ""] [UI_FILE UI_METADATA] [MASK] \
+        sh -ec SCRIPT NAME [METRICS] RUN_ID_FILE VALUES [PARENT... ""] [MASK] \
         [env NAME=VALUE...] [PUBLISHER...] [WORKSPACE...] [RETRIES...] WORDS...
 
 ``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
@@ -58,7 +58,6 @@ from torchx_kfp.contract.scripts import (
     HAS_MASK,
     HAS_PARENTS,
     MAKES_RUN_ID,
-    SHOWS,
     find_script,
     parent_words,
     parents_in,
@@ -68,8 +67,6 @@ from torchx_kfp.contract.scripts import (
 )
 from torchx_kfp.contract.specification import LauncherSpec, ReplicaRole
 
-#: The artifact that tells KFP's UI what to show. Its name comes from KFP v1.
-UI_METADATA = "mlpipeline_ui_metadata"
 #: The artifact that shows all numbers of a stage with outputs in KFP's UI.
 METRICS = "metrics"
 #: KFP's ExecutorInput.
@@ -116,7 +113,6 @@ def encode(
     has_outputs: bool = False,
     values: str = "",
     parents: Sequence[str] = (),
-    ui_metadata: str | None = None,
 ) -> tuple[str, ...]:
     """Return the command of a stage: a script, if something must be done before, and the words.
 
@@ -130,7 +126,6 @@ def encode(
         has_outputs: whether a stage publishes its own records.
         values: the placeholder of the input with VALUES.
         parents: the run ids that the stage reads, as JSON.
-        ui_metadata: the escaped JSON text of KFP v1's UI metadata.
     """
     parts = ""
     before: list[str] = ["env", SETS_BASE + tracker_base] if tracker_base else []
@@ -148,9 +143,6 @@ def encode(
         if parents:
             parts += HAS_PARENTS
             given += parent_words(parents)
-    if ui_metadata is not None:
-        parts += SHOWS
-        given += [artifact_placeholder(UI_METADATA), ui_metadata]
     if mask:
         parts += HAS_MASK
         given.append(mask)
@@ -259,8 +251,6 @@ def _decode_own(words: list[str], parts: str, at: int) -> DecodedCommand:
         aliases, values = values[: end - at], values[end - at :]
         facts["reads"] = parents_in(aliases, words[at:end])
         at = end + 1
-    if SHOWS in parts:
-        at += 2
     if HAS_MASK in parts:
         _fill(words, at + 1, words[at], values)
         at += 1

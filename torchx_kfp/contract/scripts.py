@@ -49,8 +49,6 @@ _DECODE = (
     'case $_m in v*) _v=${_v#*|}; _w=$_w${_v%%|*};; b*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
-#: Writes KFP v1's UI metadata, which tells the UI what to show.
-_UI_METADATA = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}"; printf %b "$2" >"$1"; shift 2; '
 #: Adds a message to the shell's if the image has no Python.
 _PYTHON = "hash python3 || {{ echo 'torchx-kfp: {}' >&2; exit 125; }}; "
 OF_PUBLISHER = "results need python3 and fsspec in the image, or publish_results"
@@ -58,14 +56,13 @@ OF_MAY_FAIL = "may_fail needs python3 and fsspec in the image"
 OF_LAUNCHER = "a distributed stage needs python3 in the image, or a launcher_image"
 
 #: The parts of a script, in their order: it finds the pipeline run, makes a run id or writes that of another stage,
-#: reads stages, shows metadata, and has a mask for words.
-FINDS_RUN, MAKES_RUN_ID, COPIES_RUN_ID, HAS_PARENTS, SHOWS, HAS_MASK = "frcpum"
+#: reads stages, and has a mask for words.
+FINDS_RUN, MAKES_RUN_ID, COPIES_RUN_ID, HAS_PARENTS, HAS_MASK = "frcpm"
 _PARTS = {
     FINDS_RUN: _RUN,
     MAKES_RUN_ID: _RUN_ID,
     COPIES_RUN_ID: _WRITE,
     HAS_PARENTS: _PARENTS,
-    SHOWS: _UI_METADATA,
     HAS_MASK: _DECODE,
 }
 

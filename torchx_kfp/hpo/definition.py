@@ -23,7 +23,7 @@ TRIALS = "trials"
 
 #: Names that KFP's loop items and mappings have.
 _ITEM = frozenset((*publisher.ATTRIBUTES, "get", "items", "keys", "values"))
-_OUTPUTS = frozenset(("run_id", "metrics", "mlpipeline_ui_metadata", "Output", "exit_code", TRIAL, FRONT))
+_OUTPUTS = frozenset(("run_id", "metrics", "Output", "exit_code", TRIAL, FRONT))
 #: The bytes that a text may have, as in other results.
 _LONGEST_TEXT = 1024
 
