@@ -72,19 +72,9 @@ def test_enough_memory_for_kfps_launcher() -> None:
         component_from_app(make_app(resource=Resource(cpu=1, gpu=0, memMB=memory)))
 
 
-def test_pods_have_torchx_labels_where_they_are_asked_for() -> None:
-    app = make_app("my-app", role="trainer")
-    labels = compile_app(app, labels=True)[1]["podMetadata"]["labels"]
-    assert labels == kubernetes_scheduler.pod_labels(app, 0, app.roles[0], 0, "my-app")
-    assert labels["app.kubernetes.io/managed-by"] == "torchx.pytorch.org"
+def test_a_pod_has_no_settings_that_the_app_does_not_ask_for() -> None:
     assert compile_app(make_app())[1] == {}
     assert list(compile_app(make_app(), tracker_base="/tmp/r")[1]) == ["fieldPathAsEnv"]
-
-
-def test_labels_are_valid_for_any_name() -> None:
-    labels = compile_app(make_app("dé " + "x" * 80, role="r/1"), labels=True)[1]["podMetadata"]["labels"]
-    assert labels["torchx.pytorch.org/app-name"] == "d..xxx".ljust(63, "x")
-    assert labels["torchx.pytorch.org/role-name"] == "r.1"
 
 
 def test_settings_are_in_the_form_that_kfp_kubernetes_writes() -> None:
@@ -93,12 +83,10 @@ def test_settings_are_in_the_form_that_kfp_kubernetes_writes() -> None:
     made: list[dict[str, Any]] = []
 
     def pipeline() -> None:
-        task = component_from_app(app, tracked=True, labels=True)(tracker_base="/tmp/r")
+        task = component_from_app(app, tracked=True)(tracker_base="/tmp/r")
         found = task.platform_config["kubernetes"]
         made.append(found)
         task.platform_config = {}
-        for name, value in found["podMetadata"]["labels"].items():
-            kubernetes.add_pod_label(task, name, value)
         for entry in found["fieldPathAsEnv"]:
             kubernetes.use_field_path_as_env(task, entry["name"], entry["fieldPath"])
         kubernetes.mount_pvc(task, pvc_name="data", mount_path="/data")

@@ -24,8 +24,8 @@ def test_unknown_names_of_the_package() -> None:
 
 def test_a_component_file_holds_the_whole_app(tmp_path: Path) -> None:
     app = make_app(resource=Resource(cpu=2, gpu=1, memMB=4000), max_retries=2)
-    text = component_spec_from_app(app, reads=["prepare"], labels=True)
-    made = component_from_app(app, reads=["prepare"], labels=True)
+    text = component_spec_from_app(app, reads=["prepare"])
+    made = component_from_app(app, reads=["prepare"])
     compiler.Compiler().compile(made, str(tmp_path / "train.yaml"))
     assert (tmp_path / "train.yaml").read_text() == text
     assert "{{channel" not in text
@@ -40,13 +40,11 @@ def test_a_component_file_holds_the_whole_app(tmp_path: Path) -> None:
         made(tracker_base=tracker_base, prepare=first.outputs["run_id"])
         task_from_app(make_app("read"), tracker_base=tracker_base, reads=first)
 
-    spec, platform = load(compile_pipeline(pipeline))
+    spec, _ = load(compile_pipeline(pipeline))
     assert unresolved_inputs(spec) == []
     stages = {label: spec["deploymentSpec"]["executors"][label] for label in ("exec-train-stage", "exec-train-2")}
     assert stages["exec-train-stage"] == stages["exec-train-2"], "also its retries"
     assert stages["exec-train-2"]["container"]["resources"]["resourceMemoryLimit"] == "4000M"
-    for label in stages:
-        assert platform[label]["podMetadata"]["labels"]["torchx.pytorch.org/app-name"] == "train"
 
 
 def test_a_component_takes_run_ids_under_the_aliases_as_they_are_given() -> None:
@@ -72,19 +70,16 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_kfp_would_change(name: str, tmp_path: Path) -> None:
     def pipeline(tracker_base: str) -> None:
-        first = task_from_app(make_app(name, role=name), tracker_base=tracker_base, labels=True)
-        again = task_from_app(make_app(name, role=name), tracker_base=tracker_base, reads={name: first}, labels=True)
+        first = task_from_app(make_app(name, role=name), tracker_base=tracker_base)
+        again = task_from_app(make_app(name, role=name), tracker_base=tracker_base, reads={name: first})
         task_from_app(make_app("given"), tracker_base=tracker_base, reads=again, name=name)
         task_from_app(make_app(name))
 
-    spec, platform = load(compile_pipeline(pipeline))
+    spec, _ = load(compile_pipeline(pipeline))
     assert unresolved_inputs(spec) == []
     tasks = spec["root"]["dag"]["tasks"]
     assert len(tasks) == 4
     assert all(len(task) <= 66 for task in tasks)
-    labels = [settings["podMetadata"]["labels"] for settings in platform.values() if "podMetadata" in settings]
-    assert len(labels) == 2
-    assert all(len(value) <= 63 for values in labels for value in values.values())
     stage, _ = names_of(name, tmp_path)
     assert re.fullmatch(r"[\w.-]{1,63}", stage, re.ASCII)
     assert stage.strip(".") == stage

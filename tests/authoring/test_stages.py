@@ -15,7 +15,7 @@ from torchx_kfp import (
 )
 
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
-SHARED: dict[str, Any] = {"secrets": SECRETS, "cache": False, "inline": False, "labels": True}
+SHARED: dict[str, Any] = {"secrets": SECRETS, "cache": False, "inline": False}
 
 
 def test_a_stage_has_what_it_shares_and_what_is_its_own() -> None:
@@ -76,7 +76,7 @@ def test_unknown_options_are_errors(call: Any) -> None:
         call()
 
 
-@pytest.mark.parametrize("wrong", [{"reads": "a/b/c"}, {"engine": "job"}, {"labels": False}], ids=str)
+@pytest.mark.parametrize("wrong", [{"reads": "a/b/c"}, {"engine": "job"}, {"may_fail": False}], ids=str)
 def test_options_of_applications_are_refused_for_a_task_that_publishes(wrong: dict[str, Any]) -> None:
     def pipeline() -> None:
         publish_results("a/b/c", {"x": float}, image="python:3.11", tracker_base="/tmp/r", **wrong)

@@ -38,7 +38,7 @@ STAGES = Stages(secrets=SECRETS, cache=False)
 GPUS = engines.JobSet(queue="gpus", succeeds_with=["train"], logs="first")
 component_from_app(APP, engine=GPUS, replicas=2)
 component_from_function(utils.booth, image="i", engine="job")
-booth = component_from_function(utils.booth, image="i", labels=True)
+booth = component_from_function(utils.booth, image="i", cache=False)
 train = STAGES.component(APP, reads=["prepare"], results=RESULTS)
 text: str = component_spec_from_app(APP, tracked=True)
 

@@ -22,13 +22,13 @@ from torchx_kfp.errors import AppDefError, ChannelError
 
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "AppDef": {
-        "name": "mapped: the stage's name, ${app_id} and labels",
+        "name": "mapped: the stage's name, and ${app_id}",
         "roles": "rejected unless it is one: a KFP task is one pod",
         "metadata": "ignored: meant for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler does "
         "not use it, either",
     },
     "Role": {
-        "name": "mapped: label and description",
+        "name": "mapped: the component's description",
         "image": "mapped",
         "min_replicas": "rejected unless it is 1: there is one replica",
         "base_image": "rejected: deprecated in TorchX 0.7.0, which does not read it, and removed later",

@@ -28,7 +28,6 @@ from torchx_kfp.authoring.appdef import (
 )
 from torchx_kfp.authoring.channels import check_text, ir_type, parse, parse_checked
 from torchx_kfp.authoring.inline_code import expand_channels
-from torchx_kfp.authoring.naming import label_value
 from torchx_kfp.authoring.options import (
     PROTOCOL_VARIABLES,
     StageOptions,
@@ -68,7 +67,6 @@ class Application:
         resources: the pod's requests and limits, as Kubernetes writes them, with at most one type of device.
         node_selector: the labels of its node.
         volumes: pairs of a claim and the path at which it is mounted.
-        labels: the pod's labels.
         task_config: for a launcher, the settings of the task that its own pod has as well; there are some.
     """
 
@@ -81,7 +79,6 @@ class Application:
     resources: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: Sequence[tuple[str, str]] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
     task_config: Sequence[str] = ()
 
     @property
@@ -210,19 +207,6 @@ def role_workspace(role: specs.Role, options: StageOptions) -> Text:
             "option workspace. Remove one of them: set Role.workspace to None, or pass workspace=None to task()."
         )
     return (folders_placeholder(folders),)
-
-
-def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> dict[str, str]:
-    """Return the labels that TorchX's Kubernetes scheduler sets; Kubernetes recommends some of them.
-
-    Args:
-        app: the AppDef.
-        role: one of its roles.
-        alone: whether the pod is the only one. Otherwise, the labels with its number are left out.
-    """
-    labels = kubernetes_scheduler.pod_labels(app, 0, role, 0, app.name)
-    numbers = ("/replica-id", "/role-index")
-    return {key: label_value(str(value)) for key, value in labels.items() if alone or not key.endswith(numbers)}
 
 
 def env_words(application: Application, where: str, *, first: bool) -> tuple[Text, ...]:

@@ -168,11 +168,9 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         task.set_caching_options(False)
     # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions
     # convert the whole configuration at each call, which took a fifth of the time to compile 300 stages.
-    config: dict[str, Any] = {"podMetadata": {"labels": dict(pod.labels)}} if pod.labels else {}
     if paths := pod.field_paths:
-        config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in paths.items()]
-    if config:
-        task.platform_config["kubernetes"] = config
+        named = [{"name": name, "fieldPath": path} for name, path in paths.items()]
+        task.platform_config["kubernetes"] = {"fieldPathAsEnv": named}
     for label, value in pod.node_selector.items():
         kubernetes.add_node_selector(task, label, value)
     for claim, path in pod.volumes:

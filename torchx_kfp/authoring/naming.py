@@ -32,11 +32,6 @@ def component_name(name: str) -> str:
     return _shorten(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), name)
 
 
-def label_value(value: str) -> str:
-    """Return a value that Kubernetes accepts for a label."""
-    return re.sub(r"[^A-Za-z0-9._-]", ".", value)[:LONGEST_NAME].strip("-._")
-
-
 def is_input_name(name: str) -> bool:
     """Tell whether an input can have this name. KFP turns inputs into parameters of functions and of a method."""
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "self"

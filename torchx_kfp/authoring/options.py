@@ -49,10 +49,6 @@ class StageOptions:
             ``secret_key_to_env`` of ``kfp.kubernetes.use_secret_as_env``.
         cache: if False, the stage runs each time, even if KFP's cache has an execution with the same inputs.
         inline: if False, the image must have torchx-kfp: the command does not carry the program that publishes results.
-        labels: if True, the pod gets the labels that TorchX's Kubernetes scheduler sets
-            (``torchx.pytorch.org/app-name``, ``app.kubernetes.io/name`` and others). They take about 1.5 kB of the
-            1 MiB that Argo allows for a run. KFP and Argo always label pods with the run and the workflow;
-            ``kubernetes.add_pod_label`` adds single labels.
         reads: the stages whose results this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a
             task, ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
         results: results that become output parameters, {name: int, float, bool, str, list or dict}. KFP also shows all
@@ -82,7 +78,6 @@ class StageOptions:
     secrets: Secrets | None = None
     cache: bool = True
     inline: bool = True
-    labels: bool = False
     reads: Reads | None = None
     results: Results | None = None
     artifacts: Artifacts | None = None

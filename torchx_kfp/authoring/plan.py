@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torchx import specs
 
 from torchx_kfp.authoring.appdef import check_app, check_name
-from torchx_kfp.authoring.application import Application, env_words, pod_labels, single_application
+from torchx_kfp.authoring.application import Application, env_words, single_application
 from torchx_kfp.authoring.channels import parse_checked
 from torchx_kfp.authoring.engines import parse_engine
 from torchx_kfp.authoring.naming import component_name, stage_name
@@ -76,8 +76,6 @@ def plan_stage(
     name = _stage_name(options, app.name)
     main, engine = app.roles[0], parse_engine(options.engine)
     application = launcher(app, options, engine, name) if engine else single_application(app, options)
-    if options.labels:
-        application = replace(application, labels=pod_labels(app, main, alone=True))
     variables = env_words(application, f"role {main.name!r}", first=options.tracker_base is None)
     description = description or f"TorchX application {app.name}, role {main.name}"
     return _plan(options, name, description, application, variables, parameters)

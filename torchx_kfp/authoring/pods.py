@@ -29,7 +29,6 @@ def pod_template(
     *,
     image: str | Manifest,
     env: Sequence[Mapping[str, Any]],
-    labels: Mapping[str, str],
 ) -> Manifest:
     """Return the template of a role's pods, with markers for what only the launcher knows.
 
@@ -44,7 +43,6 @@ def pod_template(
         position: its position in the AppDef, by which markers name it.
         image: its image, or a marker.
         env: the variables from secrets and fields of the pod.
-        labels: the labels of the application.
     """
     selector = parse_node_selector(role)
     amounts = parse_resources(role.resource, f"role {role.name!r}")
@@ -64,7 +62,7 @@ def pod_template(
         "priorityClassName": engine.priority_class,
     }
     pod["spec"] = {field: value for field, value in spec.items() if value}
-    pod["metadata"]["labels"] = {**labels, STAGE_LABEL: marker("name"), ROLE_LABEL: name}
+    pod["metadata"]["labels"] = {STAGE_LABEL: marker("name"), ROLE_LABEL: name}
     return _overlaid(pod, _overlay(role))
 
 

@@ -18,7 +18,7 @@ from torchx_kfp.authoring.appdef import (
     shown_value,
     whole_number,
 )
-from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, pod_labels, role_application
+from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, role_application
 from torchx_kfp.authoring.channels import contains_channel, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine, marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
@@ -120,7 +120,6 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
                 position,
                 image=marker(f"{position}.image") if described[-1].image else role.image,
                 env=_variables(options, application),
-                labels=pod_labels(app, role) if options.labels else {},
             )
         )
     # A publisher may have to read files on volumes. Without one, they would only bind the launcher's pod to a node.

@@ -171,7 +171,6 @@ CASES: Mapping[str, Case] = {
     "every-field": Case(_every_field),
     "options": Case(lambda *_: app(role()), engine=OPTIONS),
     "long-names": Case(lambda *_: app(role("Parameter Server " * 5, num_replicas=100_000), name="1. Training " * 7)),
-    "labels": Case(lambda *_: app(role("Röle 1"), name="an app"), options={"labels": True}),
     "secrets": Case(
         lambda *_: app(role(env={"A": "b"})),
         options={"secrets": {"s3": {"id": "AWS_ACCESS_KEY_ID", "key": "AWS_SECRET_ACCESS_KEY"}, "hub": {"t": "TOKEN"}}},

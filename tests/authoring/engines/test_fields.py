@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torchx.specs import AppDef, Resource, RetryPolicy, Role, VolumeMount
 
-from tests.authoring.apps import compile_stage
 from tests.authoring.engines.apps import EFA, INSTANCE, OVERLAY
+from torchx_kfp import component_spec_from_app
 from torchx_kfp.authoring.appdef import FIELDS
 from torchx_kfp.authoring.engines import ENGINES
 from torchx_kfp.authoring.replicas import WITH_ENGINE
@@ -31,8 +31,8 @@ def make(engine: str, app: Any = None, role: Any = None, resource: Any = None) -
 
 
 def compiled(engine: str, app: AppDef) -> str:
-    # Labels show the role's name also without an engine, where nothing else does.
-    return compile_stage(app, tracked=False, labels=True, engine=None if engine == NO_ENGINE else engine)
+    # A component's description has the role's name also without an engine, where nothing else does.
+    return component_spec_from_app(app, engine=None if engine == NO_ENGINE else engine)
 
 
 #: For each field, another value; and the fields that both applications have, where it needs them.

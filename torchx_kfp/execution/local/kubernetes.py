@@ -22,7 +22,6 @@ from torchx_kfp.execution.pipeline.placeholders import parse_quantity
 from torchx_kfp.execution.pipeline.pod_settings import (
     FIELDS,
     FILES,
-    METADATA,
     POD_SETTINGS,
     SHARED_MEMORY,
     TIME_LIMIT,
@@ -101,8 +100,6 @@ def _is_memory(volume: Mapping[str, Any]) -> bool:
     return volume.get("medium") == "Memory"
 
 
-#: Prefixes of the labels that TorchX's Kubernetes scheduler and this project use to describe a pod.
-_OWN_LABELS = ("app.kubernetes.io/", "torchx.pytorch.org/")
 _PIPELINE_NOT_APPLIED = {
     "mutexName": "the pipeline's mutex",
     "resourceTtl": "the time for which a finished run is kept",
@@ -169,7 +166,7 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
     kinds = [
         setting.words
         for key, setting in POD_SETTINGS.items()
-        if not (setting.container if in_container else setting.process) and _is_set(component, key)
+        if not (setting.container if in_container else setting.process) and component.platform.get(key)
     ]
     resources = component.container.resources if component.container is not None else {}
     if in_container and resources.get("accelerator") and not has_gpus:
@@ -207,15 +204,6 @@ def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
     for key in platform:
         if key not in KNOWN_OF_PIPELINES:
             yield f"has the setting {key!r}, which this version does not know. Run the pipeline on KFP"
-
-
-def _is_set(component: Component, key: str) -> bool:
-    """Tell whether the pipeline's author has set it: every stage of an AppDef has labels that do not count."""
-    setting = component.platform.get(key)
-    if key != METADATA or not setting:
-        return bool(setting)
-    labels = setting.get("labels") or {}
-    return bool(setting.get("annotations")) or any(not label.startswith(_OWN_LABELS) for label in labels)
 
 
 def _of_replicas(role: ReplicaRole) -> list[str]:
