@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from torchx_kfp.execution.host.outcomes import SIGNALS
 from torchx_kfp.execution.runs.events import StageFinished
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp_dev_host.argo import Node
@@ -31,7 +32,8 @@ def pod_log(node: Node, finished: StageFinished | None) -> str:
     if result is not None and result.state is State.SUCCEEDED:
         return text + _line(node.ended, "launcher_v2.go:206] publish success.")
     code = (result.exit_code if result is not None else None) or 1
-    return text + _line(node.ended, f"main.go:59] failed to execute component: exit status {code}", "F")
+    how = f"exit status {code}" if code > 0 else f"signal: {SIGNALS[-code - 1]}"
+    return text + _line(node.ended, f"main.go:59] failed to execute component: {how}", "F")
 
 
 def _line(when: float, line: str, level: str = "I") -> str:

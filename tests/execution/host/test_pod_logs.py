@@ -73,6 +73,58 @@ def test_recorded_logs(server: Scripted, name: str, lines: list[str]) -> None:
     assert server.requests[0].path == f"/apis/v1alpha1/runs/{RUN}/nodes/{POD}/log"
 
 
+#: How Argo 3 writes the lines of its executor.
+ARGO_3 = (
+    'time="2026-11-28T21:34:46.565Z" level=info msg="capturing logs" argo=true\n'
+    f"{START}%s"
+    'time="2026-11-28T21:35:08.932Z" level=info msg="sub-process exited" argo=true error="<nil>"\n'
+    "Error: exit status 1\n"
+)
+
+
+@pytest.mark.parametrize("name", ["failed", "job", "prepare"])
+def test_a_log_from_kubernetes_has_the_lines_that_argo_archives(name: str) -> None:
+    """Of several-user installations, logs come from pods, with lines of Argo's executor around the launcher's."""
+    whole = text_of(f"several-users-log-{name}")
+    lines = whole.splitlines(keepends=True)
+    archived = "".join(line for line in lines if "argo=true" not in line and not line.startswith("Error: "))
+    cleaned, error = clean_log(whole.encode())
+    assert (cleaned, error) == clean_log(archived.encode())
+    own = [line for line in archived.splitlines(keepends=True) if ".go:" not in line]
+    assert cleaned.decode() == "".join(own)
+    assert error == ("exit status 3" if name == "failed" else "")
+    # A pod is read while it runs.
+    for count in range(len(lines)):
+        assert cleaned.startswith(clean_log("".join(lines[:count]).encode())[0])
+
+
+def test_lines_of_an_earlier_argo_are_removed() -> None:
+    assert clean_log((ARGO_3 % "half a line").encode())[0] == b"half a line\n"
+    own = 'Error: exit status 1\ntime="2026-11-28T21:35:08.932Z" level=info msg=mine\n'
+    assert clean_log((ARGO_3 % own).encode())[0].decode() == own
+
+
+#: The end of a program in Go that has panicked.
+PANIC = (
+    "panic: runtime error: invalid memory address or nil pointer dereference\n"
+    "[signal SIGSEGV: segmentation violation code=0x1 addr=0x0 pc=0x1c]\n"
+    "\ngoroutine 1 [running]:\nmain.run()\n\t/go/src/main.go:120 +0x1c\n"
+)
+
+
+def test_a_launcher_that_panics_says_why() -> None:
+    assert clean_log(f"{START}one\n{PANIC}".encode()) == (
+        b"one\n",
+        "panic: runtime error: invalid memory address or nil pointer dereference",
+    )
+    fatal = END.replace("I1122", "F1122").replace("publish success.", "failed to execute component: no metadata store")
+    stack = "goroutine 1 [running]:\nmain.main()\n\ngoroutine 7 [select]:\nmain.wait()\n"
+    assert clean_log(f"{START}{fatal}{stack}".encode()) == (b"", "no metadata store")
+    # An application in Go may panic as well; the launcher goes on after that.
+    assert clean_log(f"{START}{PANIC}{END}".encode()) == (PANIC.encode(), "")
+    assert clean_log(f"{START}one\n{stack}".encode()) == (f"one\n{stack}".encode(), "")
+
+
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*-log-*.json")), ids=lambda path: path.stem)
 def test_no_line_of_the_launcher_is_left(path: Path) -> None:
     assert b".go:" not in clean_log(text_of(path.stem).encode())[0]

@@ -17,9 +17,30 @@ from torchx_kfp.execution.runs.vocabulary import State
 _EXIT = re.compile(r"(?:main: )?(?P<what>.*?) ?\(exit code (?P<code>\d{1,9})\)")
 #: The kubelet's reason while it waits to pull an image again, before it says why.
 _BACK_OFF = re.compile(r'ImagePullBackOff: Back-off pulling image "[^"]*": (?=ErrImagePull: )')
-#: KFP's launcher ends with 1 whatever the exit code of the stage's own process is.
+#: KFP's launcher ends with 1 whatever the exit code of the stage's own process is, and with 2 if it panics.
 _OF_LAUNCHER = "of KFP's launcher"
-_STATUS = re.compile(r"exit status (\d{1,3})")
+_LAUNCHER_CODES = (1, 2)
+_NOTES = re.compile(rf"ended with exit code \d+ \({_OF_LAUNCHER}(?:, (.*))?\)")
+#: How the launcher says that the stage's own process has ended: as Go describes it.
+_STATUS = re.compile(r"exit status (\d{1,3})|signal: ([a-z0-9/ ]+?)(?: \(core dumped\))?")
+#: Go's names of the signals on Linux, from 1.
+SIGNALS = (
+    "hangup",
+    "interrupt",
+    "quit",
+    "illegal instruction",
+    "trace/breakpoint trap",
+    "aborted",
+    "bus error",
+    "floating point exception",
+    "killed",
+    "user defined signal 1",
+    "segmentation fault",
+    "user defined signal 2",
+    "broken pipe",
+    "alarm clock",
+    "terminated",
+)
 #: The reasons of stages about whose end KFP says nothing.
 CANCELED = reasons.not_run(reasons.RUN_WAS_ENDED)
 _NO_END = "was running when KFP last reported it"
@@ -87,7 +108,7 @@ def exit_of(node: Node, *, is_driver: bool = False, is_import: bool = False) -> 
     code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
     if not code:
         return None, f"failed: {node.message}" if node.message else "failed"
-    of = [_OF_LAUNCHER] if (code == 1 and not is_driver) or is_import else []
+    of = [_OF_LAUNCHER] if (code in _LAUNCHER_CODES and not is_driver) or is_import else []
     what = [found["what"]] if found and found["what"] not in ("", "Error") else []
     notes = f" ({', '.join(of + what)})" if of or what else ""
     return code, f"{describe_exit(code)}{notes}"
@@ -109,17 +130,26 @@ def reason_of_workflow(nodes: Nodes) -> str:
 
 def ends_with_launcher(result: StageResult) -> bool:
     """Tell whether all that is known of a failure is that KFP's launcher has failed."""
-    return result.state is State.FAILED and result.reason.endswith(f" ({_OF_LAUNCHER})")
+    return result.state is State.FAILED and _NOTES.fullmatch(result.reason) is not None
 
 
 def explained(result: StageResult, said: str) -> StageResult:
     """Return a result with what KFP's launcher has said about its failure, if it has."""
     if not said:
         return result
-    if status := _STATUS.fullmatch(said):
-        code = int(status[1])
-        return replace(result, exit_code=code, reason=describe_exit(code))
-    return replace(result, reason=f"failed in KFP's launcher: {said}")
+    notes = _NOTES.fullmatch(result.reason)
+    note = notes[1] if notes else None  # such as OOMKilled
+    status = _STATUS.fullmatch(said)
+    if status and (status[1] or status[2] in SIGNALS):
+        code = int(status[1]) if status[1] else -1 - SIGNALS.index(status[2])
+        return replace(result, exit_code=code, reason=_with_note(describe_exit(code), note))
+    return replace(result, reason=_with_note(f"failed in KFP's launcher: {said}", note))
+
+
+def _with_note(reason: str, note: str | None) -> str:
+    if not note:
+        return reason
+    return f"{reason[:-1]}, {note})" if reason.endswith(")") else f"{reason} ({note})"
 
 
 def pending_reason(pod: Node) -> str:

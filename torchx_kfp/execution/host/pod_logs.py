@@ -35,6 +35,10 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.connection import V1ALPHA1, Connection
 from torchx_kfp.execution.pipeline.walk import safe_name
 
+#: A line of Argo's executor, which runs KFP's launcher. Argo 3 writes the time in quotes and the level in lower case.
+_ARGO = re.compile(rb'time="?\d{4}-\d\d-\d\dT[\d:.]+Z"? level=[A-Za-z]+ msg=[^\n]* argo=true\b[^\n]*\n')
+#: Its last lines if the launcher has failed.
+_ARGO_ERROR = re.compile(rb'(msg="sub-process exited"[^\n]*\n(?:time=[^\n]*\n)*)Error: exit status \d+\n?')
 #: A line in the form of klog: level, date, time, process, source file, text. KFP's launcher writes such lines.
 _KLOG = rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(%b) (?:%b):\d+\] ?"
 _FILE = rb"[\w.-]+\.go"
@@ -43,6 +47,11 @@ _FIRST = re.compile(rb"\s*" + _KLOG % (rb"\d+", _FILE))
 _LATER = re.compile(rb"^" + _KLOG % (rb"\d+", rb"launcher_v2\.go"), re.MULTILINE)
 #: The text of such a line, which goes on, indented, if it is a JSON object.
 _TEXT = rb"(?:([^\n]*)\{[ \t\r]*\n(?s:.*?)(?:^\}[ \t\r]*\n|\Z)|([^\n]*)\n)"
+#: The end of the log of a program in Go that has panicked, or printed its stack.
+_PANIC = re.compile(
+    rb"^(?:((?:panic|fatal error): [^\n]*)\n(?:\[signal [^\n]*\n|\tpanic: [^\n]*\n|\n)*)?goroutine \d+ [^\n]*:\n(?s:.*)\Z",
+    re.MULTILINE,
+)
 #: How the launcher begins its last line if it fails.
 _FAILED = re.compile("^failed to execute (?:importer )?component: ")
 #: A log that takes longer than this (in seconds) is left alone for so many times as long: it is sent whole each time.
@@ -56,23 +65,33 @@ _LONGEST = 150
 def clean_log(data: bytes) -> tuple[bytes, str]:
     """Return the lines of the application in a log, and the launcher's last one about an error; empty without one.
 
-    An application that is written in Go may print lines of the same form: those of the launcher's process are removed.
+    A log that Kubernetes gives has lines of Argo's executor as well; one that Argo has archived does not. An
+    application that is written in Go may print lines of the launcher's form: those of the launcher's process are
+    removed. If the launcher itself panics, its stack is the end of the log.
     """
+
+    def remove(found: re.Match[bytes]) -> bytes:
+        # The application may not have ended its line.
+        return b"" if found.string[max(0, found.start() - 1) : found.start()] in (b"", b"\n") else b"\n"
+
+    data = _ARGO.sub(remove, _ARGO_ERROR.sub(rb"\1", data))
     first = _FIRST.match(data) or _LATER.search(data)
     if first is None:
         return data, ""
     # What came before it stays: it was written when the launcher was not known yet.
     before, data = data[: first.start()], data[first.start() :]
-    error = ""
-
-    def remove(found: re.Match[bytes]) -> bytes:
-        nonlocal error
-        if found[0][:1] in b"EF":
-            error = _FAILED.sub("", clean_line(found[2] or found[3] or b"").strip())
-        # The application may not have ended its line.
-        return b"" if data[max(0, found.start() - 1) : found.start()] in (b"", b"\n") else b"\n"
-
-    return before + re.sub(_KLOG % (re.escape(first[1]), _FILE) + _TEXT, remove, data, flags=re.MULTILINE), error
+    error, last = "", None
+    of_launcher = re.compile(_KLOG % (re.escape(first[1]), _FILE) + _TEXT, re.MULTILINE)
+    for last in of_launcher.finditer(data):
+        if last[0][:1] in b"EF":
+            error = _FAILED.sub("", clean_line(last[2] or last[3] or b"").strip())
+    end = last.end() if last is not None else 0
+    stack = _PANIC.search(data, end)
+    # Without a reason, it belongs to the launcher's own last line.
+    if stack is not None and (stack[1] or stack.start() == end):
+        error = clean_line(stack[1]).strip() if stack[1] else error
+        data = data[: stack.start()]
+    return before + of_launcher.sub(remove, data), error
 
 
 @dataclass
