@@ -21,12 +21,14 @@ from torchx_kfp.common.text import printable, shorten, shown, without_passwords
 from torchx_kfp.errors import (
     ArgumentError,
     ContainerEngineError,
+    HostCredentialsError,
     HostError,
     HostNotFoundError,
     HostSettingsError,
     HostUnreachableError,
     TorchxKfpError,
 )
+from torchx_kfp.execution.host.answers import NO_NAMESPACE, as_object
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Timeouts
 from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, variable
 from torchx_kfp.execution.host.storage import is_of_this_machine, storage_of
@@ -189,12 +191,32 @@ def _version(look: CheckUp) -> str:
 def _login(look: CheckUp) -> str:
     namespace = look.connection.namespace
     if look.health["multi_user"] and not namespace:
-        raise ArgumentError(
-            "The host has several users, and no namespace is given. Give that of your profile: --namespace NAME, "
-            "TORCHX_KFP_NAMESPACE, or namespace in the settings file."
-        )
+        raise ArgumentError(NO_NAMESPACE)
     look.connection.get(f"{V2BETA1}/runs", page_size=1, namespace=namespace)
-    return f"Runs can be listed {f'in the namespace {namespace!r}' if namespace else 'without a namespace'}."
+    if not look.health["multi_user"]:
+        added = f" The namespace {namespace!r} has no effect: the host has one user." if namespace else ""
+        return f"Runs can be listed.{added}"
+    return f"Runs can be listed{_submitting(look.connection, namespace)} in the namespace {namespace!r}."
+
+
+def _submitting(connection: Connection, namespace: str) -> str:
+    """Find out whether runs can be submitted in a namespace: KFP looks at rights first, and starts nothing of this."""
+    answer = connection.get(f"{V2BETA1}/experiments", page_size=1, namespace=namespace)
+    experiments = answer.get("experiments")
+    if not isinstance(experiments, list) or not experiments:
+        return ""  # the first run makes one
+    request = {
+        "display_name": "doctor",
+        "pipeline_spec": {},
+        "experiment_id": as_object(experiments[0]).get("experiment_id"),
+    }
+    try:
+        connection.post(f"{V2BETA1}/runs", request)
+    except HostCredentialsError as error:
+        raise Doubt(f"Runs can be listed in the namespace {namespace!r}, but not submitted: {error}") from None
+    except HostError:  # the pipeline is empty
+        return " and submitted"
+    return ""
 
 
 def _states_of_stages(look: CheckUp) -> str:

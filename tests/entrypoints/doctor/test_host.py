@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.entrypoints.doctor.conftest import Check, Doctor
+from tests.execution.host.answers_of_kfp import answer
 from tests.execution.host.scripted import CLOSE, Reply, Request, scripted, status
 from tests.facts import says
 from tests.fake_kfp import KfpHost
@@ -20,6 +21,7 @@ FORBIDDEN = status(7, "User 'me' is not authorized with reason: nope", 403)
 NO_RUN = status(5, "Failed to get a run: Run 0 not found", 404)
 BUSY = Reply("", 503)
 HEALTHZ = ("GET", "/apis/v2beta1/healthz")
+EXPERIMENTS = ("GET", "/apis/v2beta1/experiments")
 LIST, OLD = ("GET", "/apis/v2beta1/runs"), ("GET", "/apis/v1beta1/runs")
 #: The answers of a host on which all is well, by method and the beginning of the path.
 WELL: Mapping[tuple[str, str], Reply | None] = {HEALTHZ: Reply(HEALTH), LIST: Reply({}), OLD: NO_RUN}
@@ -34,11 +36,11 @@ def look(doctor: Doctor, change: Changed | None = None, *words: str) -> tuple[di
     """Return what is found on a host that is well but for some answers, and what it was asked."""
     replies = {**WELL, **(change or {})}
 
-    def answer(request: Request) -> Reply | None:
+    def reply(request: Request) -> Reply | None:
         fitting = [key for key in replies if key[0] == request.method and request.path.startswith(key[1])]
         return replies[max(fitting, key=lambda key: len(key[1]))]
 
-    with scripted(answer) as server:
+    with scripted(reply) as server:
         return doctor("--host", server.url, *words), server.requests
 
 
@@ -76,9 +78,9 @@ WRONG = [
     (HEALTHZ, health(apiServerReady=False), "host", ["its API server does not", "kubectl -n kubeflow get pods"]),
     (HEALTHZ, health(tag_name="1.8.5"), "version?", ["KFP 1.8.5", "KFP 2"]),
     (HEALTHZ, health(tag_name="2.5.0"), "version?", ["KFP 2.5.0", "2.14"]),
-    (LIST, FORBIDDEN, "login", ["403", "not authorized"]),
+    (LIST, FORBIDDEN, "login", ["not authorized", "owner of this namespace's profile"]),
     (OLD, NOT_SERVED, "states of stages?", ["cannot be shown", "v1beta1", "Not Found"]),
-    (OLD, FORBIDDEN, "states of stages?", ["cannot be shown", "403"]),
+    (OLD, FORBIDDEN, "states of stages?", ["cannot be shown", "not authorized"]),
     (OLD, CLOSE, "states of stages?", ["connection broke"]),
 ]
 
@@ -130,7 +132,29 @@ def test_a_host_of_several_users(doctor: Doctor) -> None:
     assert re.search(says("several users", "--namespace"), found["login"].said)
     through_ui, _ = look(doctor, {HEALTHZ: health(apiServerReady=True, apiServerMultiUser=True)})
     assert "several users" in through_ui["version"].said
-    found, requests = look(doctor, many, "--namespace", "team")
-    assert "'team'" in found["login"].said
+    found, requests = look(doctor, {**many, EXPERIMENTS: Reply({})}, "--namespace", "team")
+    assert found["login"].said == "Runs can be listed in the namespace 'team'."
     assert [request for request in requests if "namespace=team" in request.path]
     assert levels(found) == {}
+    found, _ = look(doctor, None, "--namespace", "team")
+    assert found["login"].said == "Runs can be listed. The namespace 'team' has no effect: the host has one user."
+
+
+@pytest.mark.parametrize(("who", "level"), [("viewer", "warning"), ("editor", "ok")])
+def test_who_may_list_runs_may_not_submit_any(doctor: Doctor, who: str, level: str) -> None:
+    """KFP looks at the right to create a run before it looks at the pipeline, which is empty."""
+    refused = answer("several-users")[f"create-{who}"]
+    replies: Changed = {
+        HEALTHZ: Reply({**HEALTH, "multi_user": True}),
+        EXPERIMENTS: Reply({"experiments": [{"experiment_id": "0869851f"}]}),
+        ("POST", LIST[1]): Reply(refused["answer"], refused["status"]),
+    }
+    found, requests = look(doctor, replies, "--namespace", "team-a")
+    assert found["login"].level == level
+    if level == "ok":
+        assert found["login"].said == "Runs can be listed and submitted in the namespace 'team-a'."
+    else:
+        facts = says("not submitted", "'system:serviceaccount:team-a:default-viewer' may not create runs", "'team-a'")
+        assert re.search(facts, found["login"].said), found["login"].said
+    [request] = [each for each in requests if each.method == "POST"]
+    assert (request.body["pipeline_spec"], request.body["experiment_id"]) == ({}, "0869851f")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.execution.host.answers_of_kfp import recorded
+from tests.execution.host.answers_of_kfp import answer, recorded
 from tests.execution.host.scripted import CLOSE, Reply, Request, Scripted, scripted, status
 from tests.facts import says
 from torchx_kfp.errors import (
@@ -456,3 +456,48 @@ def test_the_namespace_of_kfps_own_settings(server: Scripted, tmp_path: Path) ->
     assert own.stdout == "'bob'\n"
     elsewhere = run_without_host(tmp_path, code, TORCHX_KFP_HOST=server.url, TORCHX_KFP_SERVICE_NAMESPACE="kfp")
     assert elsewhere.stdout == "''\n", "the namespace of KFP's services is not a user's"
+
+
+def refusal(name: str) -> Reply:
+    """Return a refusal that an installation of several users gave."""
+    refused = answer("several-users")[name]
+    return Reply(refused["answer"], refused["status"])
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("list", ["'bob@example.com' may not list runs in the namespace 'team-a'"]),
+        ("get", ["'bob@example.com' may not get runs in the namespace 'team-a'"]),
+        ("get-v1beta1", ["'bob@example.com' may not get runs in the namespace 'team-a'"]),
+        ("terminate", ["'bob@example.com' may not terminate runs in the namespace 'team-a'"]),
+        ("retry", ["'bob@example.com' may not retry runs in the namespace 'team-a'"]),
+        ("experiments", ["'bob@example.com' may not list experiments in the namespace 'team-a'"]),
+    ],
+)
+def test_a_right_that_is_missing_is_named(server: Scripted, name: str, facts: list[str]) -> None:
+    """Other credentials of the same user would not help."""
+    server.script = lambda request: refusal(name)
+    connection = Connection(Settings(host=server.url, namespace="team-b", cookies="a=b"))
+    with pytest.raises(HostCredentialsError, match=says(*facts, "owner of this namespace's profile")) as caught:
+        connection.get(RUNS)
+    for other in ("team-b", "expired", "ResourceAttributes", "token"):
+        assert other not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["runs-without-namespace", "experiments-without-namespace"])
+def test_a_host_of_several_users_needs_a_namespace(server: Scripted, name: str) -> None:
+    server.script = lambda request: refusal(name)
+    facts = says("The host has several users", "--namespace NAME", "TORCHX_KFP_NAMESPACE")
+    with pytest.raises(HostRefusedError, match=facts):
+        Connection(Settings(host=server.url)).get(RUNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "fact"),
+    [("no-identity", "User identity is empty in the request header."), ("expired-token", "401: Jwt is expired.")],
+)
+def test_words_of_a_proxy_about_credentials_are_shown(server: Scripted, name: str, fact: str) -> None:
+    server.script = lambda request: refusal(name)
+    with pytest.raises(HostCredentialsError, match=says("HTTP status 401: ", fact, "TORCHX_KFP_EXISTING_TOKEN")):
+        Connection(Settings(host=server.url, namespace="team-a")).get(RUNS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,15 @@ _MOST_OF_MESSAGE = 20_000
 _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
 #: The advice after a POST whose answer is lost.
 MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
+#: The sentence for a host with several users if the settings name no namespace.
+NO_NAMESPACE = (
+    "The host has several users, and no namespace is given. Give that of your profile: --namespace NAME, "
+    f"{variable('namespace')}, or namespace in the settings file."
+)
+_EMPTY_NAMESPACE = re.compile(r"an? [\w ]+ cannot have an empty namespace in multi-user mode", re.IGNORECASE)
+#: What KFP says of a right that a user lacks (code 7).
+_LACKING = re.compile(r"User '([^']*)' is not authorized .*?Namespace:([^,}]*),Verb:([^,}]*),.*?Resource:([^,}]*)")
+_PERMISSION_DENIED = 7
 #: Prefixes of the message of a layer.
 _LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundError: ", "BadRequestError: ")
 _NONE: Mapping[str, Any] = {}
@@ -144,6 +154,21 @@ class Answer:
         return HostAnswerLostError if self.request.startswith("POST ") else HostUnreachableError
 
     @property
+    def lacking_right(self) -> str:
+        """The right that KFP says the user lacks, as a clause; empty if it is not KFP that refuses the request."""
+        try:
+            status = read_json(self.body)
+        except ValueError:
+            return ""
+        if self.status != 403 or not isinstance(status, Mapping) or status.get("code") != _PERMISSION_DENIED:
+            return ""
+        found = _LACKING.search(str(status.get("message"))[:_MOST_OF_MESSAGE])
+        if found is None:
+            return self.message
+        user, namespace, verb, resource = (shorten(printable(part), _LONGEST) for part in found.groups())
+        return f"the user {user!r} may not {verb} {resource} in the namespace {namespace!r}"
+
+    @property
     def message(self) -> str:
         """The server's own words about an error, without those that repeat them."""
         try:
@@ -169,9 +194,17 @@ class Answer:
 
 def error_of(answer: Answer, settings: Settings) -> HostError:
     """Return the error for an answer to a request with these settings that is not a success, or not from KFP."""
+    if right := answer.lacking_right:
+        return HostCredentialsError(
+            f"{answer.request} failed: {right}. Ask the owner of this namespace's profile to add the user as a "
+            f"contributor, or give another namespace: --namespace NAME, {variable('namespace')}."
+        )
     if answer.asks_to_sign_in:
         how = f"HTTP status {answer.status}" if answer.status in (401, 403) else "a page to sign in"
-        said = "" if answer.is_page or answer.message.startswith("HTTP") else f": {answer.message}"
+        # A proxy may write plain text.
+        plain = printable(shorten(answer.text.strip(), _LONGEST)).rstrip(".")
+        said = plain if answer.message.startswith("HTTP") else answer.message
+        said = f": {said}" if said and not answer.is_page else ""
         return HostCredentialsError(f"{answer.request} was answered with {how}{said}. {_about_credentials(settings)}")
     if answer.is_redirect:
         # A server that answers with a redirect may have carried out the POST before.
@@ -193,6 +226,8 @@ def error_of(answer: Answer, settings: Settings) -> HostError:
         return HostNotFoundError(f"{text} Is this the URL of a KFP host?" if is_unknown else text)
     if answer.request.startswith("POST ") and (answer.status == 408 or answer.status >= 500):
         return HostAnswerLostError(text)
+    if _EMPTY_NAMESPACE.fullmatch(answer.message):
+        return HostRefusedError(f"{answer.request} failed. {NO_NAMESPACE}")
     if answer.status in (408, 429, 502, 503, 504):
         return HostUnreachableError(f"{text} The host is busy or restarts: try again later.")
     if answer.status < 500:

@@ -49,7 +49,8 @@ _LATER = re.compile(rb"^" + _KLOG % (rb"\d+", rb"launcher_v2\.go"), re.MULTILINE
 _TEXT = rb"(?:([^\n]*)\{[ \t\r]*\n(?s:.*?)(?:^\}[ \t\r]*\n|\Z)|([^\n]*)\n)"
 #: The end of the log of a program in Go that has panicked, or printed its stack.
 _PANIC = re.compile(
-    rb"^(?:((?:panic|fatal error): [^\n]*)\n(?:\[signal [^\n]*\n|\tpanic: [^\n]*\n|\n)*)?goroutine \d+ [^\n]*:\n(?s:.*)\Z",
+    rb"^(?:((?:panic|fatal error): [^\n]*)\n(?:\[signal [^\n]*\n|\tpanic: [^\n]*\n|\n)*)?"
+    rb"goroutine \d+ [^\n]*:\n(?s:.*)\Z",
     re.MULTILINE,
 )
 #: How the launcher begins its last line if it fails.
