@@ -63,6 +63,12 @@ def special_kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "device")
 
 
+def is_below(path: str, folder: str) -> bool:
+    """Tell whether a path, or URL, is a folder or inside it, by its text."""
+    path = path if "://" in path else os.path.normpath(path)
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
 # Paths
 
 

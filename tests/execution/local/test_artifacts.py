@@ -149,3 +149,42 @@ def test_artifacts_of_a_loop_that_does_not_define_its_outputs(tmp_path):
     result = run(load(changed, tmp_path), output_dir=tmp_path / "runs")
     result.raise_for_failure()
     assert len(json.loads(result["show-all"].outputs["out"])["inputs"]["artifacts"]["models"]["artifacts"]) == 2
+
+
+@dsl.container_component
+def change(data: dsl.Input[dsl.Dataset], script: str, said: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script], args=[data.path, said])
+
+
+READ = 'if test -d "$0"; then cat "$0"/a; else cat "$0"; fi >"$1"'
+
+
+@pytest.mark.parametrize(
+    "script", ["printf 1 >$data", "mkdir -p $data/b; printf 1 >$data/a; ln -s a $data/c"], ids=["file", "folder"]
+)
+def test_each_stage_has_its_own_copy_of_an_artifact(execute, script):
+    """As on KFP: what a stage changes in its input, neither the next one nor the producer's artifact has."""
+
+    @dsl.pipeline
+    def pipeline(script: str):
+        data = leave(script=script).outputs["data"]
+        changes = 'for it in "$0/a" "$0"; do printf 2 >>"$it" && break; done; '
+        changed = change(data=data, script=changes + READ)
+        change(data=data, script=READ).after(changed)
+
+    made, changed, after = execute(pipeline, {"script": script}).stages
+    assert (changed.outputs["said"], after.outputs["said"]) == ("12", "1")
+    path = Path(made.artifacts["data"].path)
+    assert (path / "a" if path.is_dir() else path).read_text() == "1"
+
+
+def test_files_beside_an_artifact_are_lost_and_a_line_says_so(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        data = leave(script="printf 1 >$data; printf 2 >$data.csv").outputs["data"]
+        change(data=data, script='cat "$0.csv" >"$1"')
+
+    made, read = execute_failing(pipeline).stages
+    assert made.state == "succeeded"
+    assert "Lost, here as on KFP: data.csv, beside an artifact's path." in made.log_file.read_text()
+    assert read.state == "failed"

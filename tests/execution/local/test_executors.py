@@ -1,6 +1,5 @@
 """What containers get: the stages that are chosen, mounts, bases and limits."""
 
-import os
 import re
 
 import pytest
@@ -12,11 +11,9 @@ from tests.facts import says
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
-    artifact_mounts,
-    local_path,
-    named_places,
     parse_mount,
     tracker_bases,
+    unseen_artifact,
 )
 from torchx_kfp.execution.local.given_keys import GivenKeys
 from torchx_kfp.execution.local.preflight import check_bases, find_not_applied
@@ -38,53 +35,27 @@ def test_a_mount_has_a_folder_a_place_and_a_mode(tmp_path, monkeypatch):
     assert parse_mount("~:/data/:rw") == Mount(here, "/data")
 
 
-def test_artifacts_come_from_folders_of_runs_or_are_named(tmp_path):
-    """The record of a run, the cache, a host and an importer could name any file of this machine."""
-    runs, secret = str(tmp_path / "runs"), tmp_path / "secret"
-    secret.write_text("SECRET")
-    odd = tmp_path / "runs/run/x:"
-    odd.mkdir(parents=True)
-    (tmp_path / "runs/run/run.json").write_text("{}")
-    (odd / "data").write_text("1")
-    (odd / "link").symlink_to(secret)
-    for number in range(6000):  # more than any limit of recursion that a library sets
-        (odd / f"{number}").symlink_to(f"{number + 1}")
+def test_a_stage_that_takes_a_file_of_this_machine_needs_a_mount_that_shows_it(tmp_path):
+    def unseen(uri, *mounts, **facts):
+        return unseen_artifact({"data": Artifact("data", ArtifactType("system.Dataset"), uri, **facts)}, mounts)
 
-    def mounted(path, mounts=(), **facts):
-        inputs = {"data": Artifact("data", ArtifactType("system.Dataset"), str(path), **facts)}
-        return [mount.source for mount in artifact_mounts(inputs, (), mounts, str(tmp_path / "workspace"), runs)]
-
-    assert mounted(odd / "data") == [str(odd / "data")]
-    for path in (secret, odd / "link", odd / "0", odd / "../../../secret", f"file://{secret}", tmp_path / "runs"):
-        for facts in ({}, {"imported": True}):
-            with pytest.raises(ValueError, match=says("--mount", ":ro")):
-                mounted(path, **facts)
-    with pytest.raises(ValueError, match=says(f"--mount {secret}:ro")):
-        mounted("s3://bucket/data", custom_path=str(secret))
-    assert mounted(secret, [Mount(str(secret), str(secret), read_only=True)]) == []
+    here = Mount(str(tmp_path), str(tmp_path), read_only=True)
+    for uri, facts in ((f"{tmp_path}/a", {}), (f"file://{tmp_path}/x/../a", {}), ("s3://b/a", {"custom_path": "/x"})):
+        assert unseen(uri, **facts).uri == uri
+    assert unseen("s3://bucket/a") is unseen(f"{tmp_path}/a", here) is None
+    assert unseen(f"{tmp_path}/a", Mount(str(tmp_path), "/elsewhere"))
 
 
 def test_tracker_bases_of_this_machine(tmp_path):
-    command = ["env", f"TORCHX_TRACKER_BASE={tmp_path}/a", "sh"]
+    command = ["env", f"TORCHX_TRACKER_BASE={tmp_path}/a/", "sh"]
     inputs = {"tracker_base": f"file://{tmp_path}/b%20c", "pipelinechannel--tracker_base": "s3://bucket", "x": "/etc"}
-    named = named_places([f"{tmp_path}/a/", f"file://{tmp_path}/b%20c", "relative", 1, ""])
-    assert named == [f"{tmp_path}/a", f"{tmp_path}/b%20c"]
-    assert tracker_bases(command, inputs, named, ()) == named
+    assert tracker_bases(command, inputs) == [f"{tmp_path}/a", f"{tmp_path}/b%20c"]
     # The tracker takes a URL of a file as it is, too.
-    assert os.path.isdir(tmp_path / "b%20c")
-    assert str(Recorder.open(f"file://{tmp_path}/b%20c").folder) == named[1]
-    # If a mount already shows it, it need not be mounted.
-    here = str(tmp_path)
-    assert tracker_bases(command, inputs, (), [Mount(here, here)]) == []
-    for mounts in ((), [Mount(here, here, read_only=True)], [Mount(f"{here}/b", here)]):
-        with pytest.raises(ValueError, match=says(f"'{here}/a'", f"--tracker-base {here}/a", f"--mount {here}/a")):
-            tracker_bases(command, inputs, (), mounts)
-    with pytest.raises(ValueError, match=says("records results at 'local:///etc'", "containers")):
-        tracker_bases([], {"tracker_base": "local:///etc"}, (), ())
+    assert str(Recorder.open(f"file://{tmp_path}/b%20c").folder) == f"{tmp_path}/b%20c"
     with pytest.raises(
         ValueError, match=says("records results at 'results'", "another folder in a container", "absolute path", "Give")
     ):
-        local_path("results")
+        tracker_bases([], {"tracker_base": "results"})
 
 
 QUANTITIES = {"500m": 0.5, "2": 2, "1.5Gi": 1.5 * 2**30, "64M": 64e6, "1k": 1e3, "1e3": 1e3, "2E": 2e18, "1Ei": 2**60}

@@ -1,9 +1,7 @@
 """Code travels with runs that Python starts, here and on a host."""
 
-import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +15,6 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages, component_from_app, host, local
 from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
-from torchx_kfp.execution.local.runner import start
-from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.execution.runs.prepared_run import prepare, read_earlier
 from torchx_kfp.tracking.recorder import Code, Recorder
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
@@ -185,21 +180,6 @@ def test_what_is_refused(code: Path) -> None:
     assert [path.name for path in code.parent.iterdir()] == ["code"]
 
 
-@pytest.mark.parametrize("place", ["default", "given", "given on a host"])
-def test_a_resumed_run_gives_containers_only_paths_that_the_user_has_named(code: Path, place: str) -> None:
-    base = code.parent / "there"
-    arguments = {} if place == "default" else {"tracker_base": str(base)}
-    first = local.run(one, arguments, workspace=code, output_dir="runs", watch=local.Watch())
-    earlier = read_earlier(first.run_id, "runs")
-    if place == "given on a host":  # whose arguments are those of whoever has started the run
-        earlier = replace(earlier, record=replace(earlier.record, folder=None))
-    prepared = prepare(earlier.pipeline, {}, earlier=earlier, from_stages=["app"], directory=".")
-    again = start(prepared, output_dir="runs", watch=local.Watch())
-    named = [str(base)] if place == "given" else []
-    assert read_run(again.folder).options["named"] == named
-    assert prepared.values["tracker_base"] == str(base if arguments else code.parent / "results")
-
-
 def test_the_code_of_what_is_kept_is_not_that_of_the_new_run(code: Path) -> None:
     @dsl.pipeline(name="both")
     def both(tracker_base: str = "results", workspace: str = ""):
@@ -215,15 +195,3 @@ def test_the_code_of_what_is_kept_is_not_that_of_the_new_run(code: Path) -> None
     found = {run: list(records[run].code) for run in (first.run_id, again.run_id)}
     [old], [new] = found[first.run_id], found[again.run_id]
     assert (old == new, new.files) == (False, 1)
-
-
-def test_a_folder_of_somebody_else_names_no_other_paths_than_tracker_bases(code: Path) -> None:
-    base, private = code.parent / "there", code.parent / "private"
-    private.mkdir()
-    run = local.run(one, {"tracker_base": str(base)}, workspace=code, output_dir="runs", watch=local.Watch()).folder
-    request = json.loads((run / "run.json").read_text())
-    request["options"]["named"] += ["", "/", str(private), "http://169.254.169.254", "there", 5]
-    for run_id in (run.name, f"../runs/{run.name}", str(run)):  # which are folders, seen from any path
-        (run / "run.json").write_text(json.dumps({**request, "run_id": run_id}))
-        assert read_earlier(str(run), "runs").trusted_bases == [str(base)]
-        assert read_run(run).bases_among([str(private), str(run), "there", "http://host"]) == []

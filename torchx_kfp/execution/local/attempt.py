@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchx_kfp.common.safe_files import remove_tree
-from torchx_kfp.common.text import clean_line
+from torchx_kfp.common.text import clean_line, listed
 from torchx_kfp.contract.command import set_aside
 from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, WORKSPACES, is_workspace
 from torchx_kfp.contract.specification import ReplicaCount
@@ -23,10 +23,12 @@ from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.executor import (
     MADE,
+    TAKEN,
     AttemptError,
     AttemptPlan,
     RunningStage,
 )
+from torchx_kfp.execution.local.executors.mounts import open_to_all
 from torchx_kfp.execution.local.executors.process import RUN_MARK, StageProcess, stage_mark
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, secret_variables
 from torchx_kfp.execution.local.kubernetes import field_values
@@ -61,6 +63,8 @@ class RunContext:
     given: GivenKeys = field(default_factory=GivenKeys)
     #: What runs stages in containers, if it does.
     containers: Containers | None = None
+    #: The folder with the runs whose stages have made what stages take.
+    runs: str = ""
     pod_names: PodNames = field(default_factory=PodNames)
 
 
@@ -76,7 +80,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     made = folder / MADE
     inputs = with_defaults(component, run.inputs)
     takes_all = names_executor(container.words)
-    values, copies = with_copies(inputs, container.words, folder / "inputs", takes_all=takes_all)
+    values, copies = with_copies(inputs, container.words, folder / TAKEN, runs=context.runs, takes_all=takes_all)
     facts = Facts(
         parameters=values,
         workspace=context.constants["workspace_path"],
@@ -132,7 +136,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         secrets=frozenset(secrets),
         environ=environ,
         copies=copies,
-        named=_named(context),
+        sources=_sources(context),
         python=python,
         programs=programs,
     )
@@ -142,11 +146,11 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     return dataclasses.replace(plan, container=context.containers.place(plan, files))
 
 
-def _named(context: RunContext) -> list[str]:
+def _sources(context: RunContext) -> list[str]:
     """Return the places from which files may be copied for a stage: a process has the user's own rights."""
     options = context.options
-    shown = [mount.source for mount in options.mounts if mount.source == mount.target]
-    return [*options.named, *(shown if options.docker else [os.sep])]
+    shown = [context.runs, *(mount.source for mount in options.mounts)]
+    return [*options.copy_from, *(shown if options.docker else [os.sep])]
 
 
 def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:
@@ -240,15 +244,15 @@ class Attempt(threading.Thread):
         for url, path in self.plan.copies.items():
             if self._is_ending:
                 return
-            own = str(self.plan.folder)
-            root = own if path.startswith(os.path.join(own, "")) else self.plan.facts.workspace
             try:
-                copy_here(url, path, root, str(self.plan.folder / "inputs"), self.plan.named)
+                copy_here(url, path, self.plan.taken, self.plan.sources)
             except AttemptError as error:
                 if self.plan.python is None:
                     raise
                 # A Python component may need only the URI; if it opens the file, it fails by itself.
                 self._say(f"This stage {error}")
+        if self.plan.container is not None:
+            open_to_all(self.plan.taken)
 
     def _environ(self) -> Mapping[str, str]:
         """Install the packages that the stage asks for, and return its environment variables."""
@@ -317,9 +321,14 @@ class Attempt(threading.Thread):
 
     def _with_outputs(self, result: StageResult) -> StageResult:
         try:
-            outputs, artifacts = read_outputs(self.plan)
+            outputs, artifacts, lost = read_outputs(self.plan)
         except ValueError as error:
             return self.plan.result(result.exit_code, str(error))
+        if lost:
+            self._say(
+                f"Lost, here as on KFP: {listed(lost)}, beside an artifact's path. Write to the path itself, or make "
+                "it a folder and write into that."
+            )
         return dataclasses.replace(result, outputs=outputs, artifacts=artifacts)
 
     def _with_records(self, result: StageResult) -> StageResult:

@@ -30,7 +30,7 @@ from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.endpoints import described
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
-from torchx_kfp.execution.local.executors.mounts import Mount, named_places, verify_private
+from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, missing_variables, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace, time_limit
 from torchx_kfp.execution.local.output import StageLines
@@ -190,21 +190,20 @@ def replay(
     record = invocation.record
     if overrides.code and not os.path.isdir(overrides.code):
         raise ArgumentError(f"The workspace {overrides.code!r} is not a folder.")
-    chosen = _options(record, options, overrides, named_base)
+    chosen = _options(record, options, overrides)
     runs = str(record.folder.absolute().parent) if record.folder else ""
     variables = {name: value for name, value in overrides.environ.items() if value is not None}
     given = GivenKeys(secrets or {}, config_maps or {}, variables, chosen.docker)
     verify_given([(invocation.component, invocation.place.scope_inputs)], given)
     run_id = f"{REPLAY}{make_run_name(invocation.pipeline.name)}"
     folder = Path(output_dir or runs or OUTPUT_DIR).absolute() / REPLAYS / run_id
-    verify_private(chosen.mounts, str(folder.parent), None)
     stored = {"replays": invocation.name}
     watch = _Notices()
     with (
-        connected(chosen, run_id, runs) as containers,
+        connected(chosen, run_id) as containers,
         Journal(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
     ):
-        context = make_context(folder, chosen, given, containers)
+        context = make_context(folder, chosen, given, containers, runs)
         plan, differs = _plan(invocation, context, overrides, named_base)
         where = record.link or str(record.folder)
         say(f"Replays {invocation.name} ({where}).{' What is not as it was:' if differs else ''}")
@@ -221,15 +220,13 @@ class _Notices(Watch):
         Terminal(sys.stderr).write_lines(lines)
 
 
-def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides, named_base: str) -> RunOptions:
+def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides) -> RunOptions:
     """Return the options of a replay: paths that are not given are those of a run on this machine."""
     stored = record.options if record.folder is not None else {}
     directory = keywords.get("directory")
     if directory is None and os.path.isdir(str(stored.get("directory") or "")):
         directory = str(stored["directory"])
-    named = named_places([named_base, overrides.tracker_base])
-    named += record.bases_among(named_places(record.arguments.values()))
-    chosen = RunOptions.of({**keywords, "directory": directory}, named)
+    chosen = RunOptions.of({**keywords, "directory": directory})
     kept: dict[str, Any] = {name: stored.get(name) for name in ("python_path", "project")}
     kept = {name: path for name, path in kept.items() if isinstance(path, str)}
     if chosen.docker and overrides.code:

@@ -65,15 +65,13 @@ class RunOptions:
         max_items: how many items all loops of the run may have together.
         docker: whether stages run in containers of their images, with Docker or Podman.
         mounts: folders and files of this machine that those containers see, as ``SRC[:DST][:ro]``. They always see
-            their own outputs, the outputs of other stages that they read, and paths that are arguments (such as a
-            tracker base).
+            their own folder, with copies of the artifacts that they take, and a tracker base on this machine.
+        copy_from: URLs from which, or from below which, artifacts may be copied besides object stores.
         directory: the folder in which stages run and find their scripts. Default: the current directory.
         kfp_workspace: the folder that stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
         python_path: PYTHONPATH at the start of the run; not a keyword.
         project: the folder in it that stands for the image, so that a stage with code that travels does not have it;
             not a keyword.
-        named: the paths of this machine, and URLs, that the run's arguments and the keyword ``copy_from`` name; not a
-            keyword. Artifacts that stages take are copied from object stores and, otherwise, only from there.
     """
 
     parallelism: int = field(default_factory=default_parallelism)
@@ -84,11 +82,11 @@ class RunOptions:
     max_items: int = MAX_ITEMS
     docker: bool = False
     mounts: tuple[Mount, ...] = ()
+    copy_from: tuple[str, ...] = ()
     directory: str = field(default_factory=os.getcwd)
     kfp_workspace: str = ""
     python_path: str = field(default_factory=lambda: os.environ.get("PYTHONPATH", ""))
     project: str = field(default_factory=lambda: os.environ.get(PROJECT, ""))
-    named: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ArgumentError for a value that has the wrong type or makes no sense."""
@@ -104,12 +102,8 @@ class RunOptions:
             )
 
     @classmethod
-    def of(cls, keywords: RunKeywords, named: Sequence[str] = ()) -> RunOptions:
-        """Return the options for these keywords.
-
-        Args:
-            keywords: the keywords of ``run``.
-            named: paths of this machine, and URLs, that the run's arguments name.
+    def of(cls, keywords: RunKeywords) -> RunOptions:
+        """Return the options for these keywords of ``run``.
 
         Raises:
             ArgumentError: an option has the wrong type, or makes no sense.
@@ -131,7 +125,7 @@ class RunOptions:
             raise ArgumentError(f"docker must be True or False, but is {given['docker']!r}.")
         mounts = _listed("mounts", given.get("mounts", ()), "/data:/data:ro")
         given["mounts"] = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
-        given["named"] = (*named, *_listed("copy_from", given.pop("copy_from", ()), "https://example.com/data"))
+        given["copy_from"] = tuple(_listed("copy_from", given.get("copy_from", ()), "https://example.com/data"))
         return cls(**given)
 
     def as_json(self) -> dict[str, Any]:

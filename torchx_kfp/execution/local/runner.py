@@ -20,7 +20,6 @@ from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.dag_scheduler import Scheduler
 from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.engine import find_engine
-from torchx_kfp.execution.local.executors.mounts import named_places, verify_private
 from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
@@ -163,7 +162,10 @@ def start(
         pod_names: makes the names of pods. By default, they have the names of stages.
     """
     loaded, values = prepared.pipeline, prepared.values
-    chosen = RunOptions.of(options, [*named_places(prepared.given.values()), *prepared.trusted_bases])
+    chosen = RunOptions.of(options)
+    # Whoever gives a URL as an argument trusts its server.
+    urls = (value for value in prepared.given.values() if isinstance(value, str) and "://" in value)
+    chosen = dataclasses.replace(chosen, copy_from=(*chosen.copy_from, *urls))
     found = check_supported(loaded, in_containers=chosen.docker)
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), chosen.docker)
     with reading(f"The pipeline {loaded.name!r}"):
@@ -174,9 +176,6 @@ def start(
     is_again = bool(run_id)
     run_id = run_id or make_run_name(check_run_name(name) if name else loaded.name)
     folder = Path(output_dir).absolute() / run_id
-    if chosen.docker:
-        workspace = chosen.workspace_of(folder) if has_workspace(loaded) else None
-        verify_private(chosen.mounts, str(folder.parent), workspace)
     watch = watch if watch is not None else default_watch()
     with connected(chosen, run_id) as containers:
         prepared.upload(say)
@@ -207,8 +206,13 @@ def _named_variables(names: Collection[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def make_context(folder: Path, options: RunOptions, given: GivenKeys, containers: Containers | None) -> RunContext:
-    """Return the facts that all stages of the run in this folder share."""
+def make_context(
+    folder: Path, options: RunOptions, given: GivenKeys, containers: Containers | None, runs: str = ""
+) -> RunContext:
+    """Return the facts that all stages of the run in this folder share.
+
+    ``runs`` is the folder with the runs that have made what the stages take, if it is another one.
+    """
     run_id, mark = folder.name, run_mark(folder)
     if containers is not None:
         containers.mark = mark
@@ -233,6 +237,7 @@ def make_context(folder: Path, options: RunOptions, given: GivenKeys, containers
         options=options,
         given=given,
         containers=containers,
+        runs=runs or str(folder.parent),
     )
 
 
@@ -297,10 +302,10 @@ def _execute(
 
 
 @contextlib.contextmanager
-def connected(options: RunOptions, run_id: str, runs: str = "") -> Iterator[Containers | None]:
-    """Connect to the engine if the run has containers, and remove them at the end; for ``runs``, see ``Containers``."""
+def connected(options: RunOptions, run_id: str) -> Iterator[Containers | None]:
+    """Connect to the engine if the run has containers, and remove them at the end."""
     if not options.docker:
         yield None
         return
-    with contextlib.closing(Containers(find_engine(), run_id, options.mounts, options.named, runs)) as containers:
+    with contextlib.closing(Containers(find_engine(), run_id, options.mounts)) as containers:
         yield containers

@@ -1,7 +1,6 @@
-"""The files of an attempt at a stage: copies of artifacts that it takes, and the outputs that it leaves.
+"""The files of an attempt at a stage: copies of the artifacts that it takes, and the outputs that it leaves.
 
-A stage in a container may have left any kind of file. Its outputs are only read beneath the one folder that its
-container could write to (see ``safe_files``), and its artifacts must be there or on other storage.
+As on KFP, each stage has its own copy of an artifact: what it changes there, no other stage sees.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common import safe_files
+from torchx_kfp.common.safe_files import UnfitFileError, is_below, read_bytes, special_kind, walk
 from torchx_kfp.common.text import joined
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import explain
@@ -32,31 +32,38 @@ from torchx_kfp.execution.pipeline.artifacts import (
 from torchx_kfp.execution.pipeline.values import convert, from_output
 from torchx_kfp.tracking.recorder import Artifact as Registered
 
-_WEB = re.compile("https?://")
 _PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
+#: How many bytes the kernel is asked to copy at once.
+_CHUNK = 1 << 30
 
 
 def with_copies(
-    inputs: Mapping[str, Any], words: Sequence[str], folder: Path, *, takes_all: bool
+    inputs: Mapping[str, Any], words: Sequence[str], folder: Path, *, runs: str, takes_all: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the inputs, with local paths for files on other storage, and these paths by the files' URLs.
+    """Return the inputs, with the paths of copies of their files, and these paths by the files' URIs.
+
+    Files on other storage are copied, and those that stages of runs have made. Other files of this machine are the
+    user's: a stage reads them where they are.
 
     Args:
         inputs: parameters and artifacts.
         words: the command, whose placeholders show which files it takes.
         folder: the folder for the copies.
+        runs: the folder with the folders of runs.
         takes_all: whether the stage may take files without placeholders, as Python components do.
     """
     taken = {match.group(2) for word in words for match in _PATH.finditer(word)}
-    files = {name: value for name, value in inputs.items() if is_artifact(value) and (takes_all or name in taken)}
+    files = {name: value for name, value in inputs.items() if is_artifact(value)}
+    taken = {name for name in files if takes_all or name in taken}
     # Inputs with the same file have one copy: that of the workspace, if one of them goes there.
-    every = [artifact for value in files.values() for artifact in artifacts_in(value)]
+    every = [artifact for name in taken for artifact in artifacts_in(files[name])]
     copies = {artifact.uri: artifact.custom_path for artifact in every if artifact.custom_path}
     changed: dict[str, Any] = {}
     for name, value in files.items():
         made = []
         for index, artifact in enumerate(artifacts_in(value)):
-            if not artifact.custom_path and not artifact.is_here:
+            is_copied = is_below(artifact.path, runs) if artifact.is_here else name in taken
+            if is_copied and not artifact.custom_path:
                 file = os.path.basename(artifact.uri.rstrip("/"))
                 place = str(folder / name / str(index) / (file if file.strip(".") else "file"))
                 artifact = dataclasses.replace(artifact, custom_path=copies.setdefault(artifact.uri, place))
@@ -65,65 +72,57 @@ def with_copies(
     return {**inputs, **changed}, copies
 
 
-def copy_here(url: str, path: str, root: str, folder: str, named: Collection[str]) -> None:
+def copy_here(url: str, path: str, folder: str, sources: Collection[str]) -> None:
     """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do so at once.
 
     Args:
         url: the URL of the file, or its path on this machine.
         path: the path of the copy.
-        root: the folder that must contain the copy; stages may write there as well.
         folder: a folder of this stage only, for incomplete copies.
-        named: see ``verify_source``.
+        sources: see ``verify_source``.
 
     Raises:
         AttemptError: it cannot be copied, or must not be.
     """
-    place = verify_source(url, named)
+    verify_source(url, sources)
+    if os.path.exists(path):
+        return
+    temporary = os.path.join(folder, f".{secrets.token_hex(8)}")
     try:
-        if safe_files.exists(path, root):
-            return
-        temporary = os.path.join(folder, f".{secrets.token_hex(8)}")
-        try:
-            _fetch(url, temporary, place)
-            safe_files.copy(temporary, path, target_root=root, whole=True)
-        finally:
-            if os.path.isdir(temporary):
-                shutil.rmtree(temporary, ignore_errors=True)
-            else:
-                Path(temporary).unlink(missing_ok=True)
+        for place in (folder, os.path.dirname(path)):
+            os.makedirs(place, exist_ok=True)
+        _fetch(url, temporary)
+        # Another stage may have been faster, if this is the workspace. A stage need not make its artifacts.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.rename(temporary, path)
     except Exception as error:  # each file system has its own errors
         text = f"{type(error).__name__}: {error}"
         raise AttemptError(
             f"takes the file of an artifact that cannot be copied here from {url}: {text}{_not_set(url)}"
         ) from None
+    finally:
+        if os.path.isdir(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            Path(temporary).unlink(missing_ok=True)
 
 
-def verify_source(url: str, named: Collection[str]) -> str | None:
-    """Check that a file may be copied for a stage, and return the named place it is in, if it is on this machine.
+def verify_source(url: str, sources: Collection[str]) -> None:
+    """Raise AttemptError if a file may not be copied for a stage.
 
-    A pipeline, a stage, a host or a run's folder has chosen the URL. It could be any file of this machine, or a server
-    that only this machine reaches; and to open chained URLs, fsspec may even run code that a file names. So a file
-    comes from an object store or from a place that the user has named.
-
-    Args:
-        url: the URL of the file, or its path on this machine.
-        named: the paths and URLs that the user has named; what is below them may be copied as well.
-
-    Raises:
-        AttemptError: it must not be copied; the message says how to name it.
+    Files come from object stores and from ``sources``: paths of this machine and URLs, with what is below them. To open
+    a chained URL, fsspec could run code that another file names.
     """
-    is_chained, path = "::" in url, url.removeprefix("file://")
-    is_path = "://" not in path
-    path = os.path.abspath(path) if is_path else path
-    places = [place for place in named if path == place or path.startswith(os.path.join(place, ""))]
-    if not is_chained and (places or is_object_store(url)):
-        return max(places, key=len) if is_path else None
-    if is_chained:
+    path = url.removeprefix("file://")
+    path = path if "://" in path else os.path.abspath(path)
+    if "::" in url:
         why = "it is a chained URL. Give the URL, or the path, of the file itself"
-    elif is_path:
-        why = f"it is on this machine, and you have not named it. If you trust it: --mount {path}:ro"
+    elif is_object_store(url) or any(is_below(path, source) for source in sources):
+        return
+    elif "://" in path:
+        why = f"it is not in an object store. If you trust that server: --copy-from {url}"
     else:
-        why = f"it is not in an object store, and you have not named it. If you trust it: --copy-from {url}"
+        why = f"it is on this machine, and the container does not see it: --mount {path}:ro"
     raise AttemptError(f"takes the file of an artifact that is not copied here from {url}: {why}")
 
 
@@ -138,16 +137,13 @@ def _not_set(url: str) -> str:
     return f" (not set here: {joined(lacking)})" if lacking else ""
 
 
-def _fetch(url: str, path: str, place: str | None) -> None:
-    """Copy a file or folder; ``place`` is the folder or file of this machine, if it is there."""
+def _fetch(url: str, path: str) -> None:
+    """Copy a file or folder, if it is there."""
     import fsspec
 
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if place is not None:
-        # The user may have named a link. Those below it may be a stage's.
-        real, source = os.path.realpath(place), os.path.abspath(url.removeprefix("file://"))
-        root = None if place == "/" else os.path.dirname(real)
-        safe_files.copy(source if root is None else real + source[len(place) :], path, source_root=root)
+    if "://" not in (source := url.removeprefix("file://")):
+        with contextlib.suppress(FileNotFoundError):
+            copy_tree(source, path)
         return
     # KFP calls the S3 server of its own installation minio.
     known = f"s3://{url.removeprefix('minio://')}" if url.startswith("minio://") else url
@@ -159,10 +155,29 @@ def _fetch(url: str, path: str, place: str | None) -> None:
     for file in store.find(source):
         # An object's name may contain anything.
         target = os.path.normpath(os.path.join(path, file[len(source.rstrip("/")) :].lstrip("/")))
-        if not target.startswith(os.path.join(path, "")):
+        if not is_below(target, path):
             raise ValueError(f"the name of {file} leads out of its folder")
         os.makedirs(os.path.dirname(target), exist_ok=True)
         store.get_file(file, target)
+
+
+def copy_tree(source: str, target: str) -> None:
+    """Copy a file, or a folder with its contents and the links in it, with permissions."""
+    if os.path.isdir(source):
+        shutil.copytree(source, target, symlinks=True, copy_function=_copy_file, dirs_exist_ok=True)
+    else:
+        _copy_file(source, target)
+
+
+def _copy_file(source: str, target: str) -> None:
+    # Where the file system can do this (Btrfs, XFS), the kernel copies nothing until one of the two is changed.
+    with open(source, "rb", buffering=0) as old, open(target, "wb", buffering=0) as new:
+        try:
+            while os.copy_file_range(old.fileno(), new.fileno(), _CHUNK):
+                pass
+        except OSError:  # such as another file system
+            shutil.copyfileobj(old, new)
+    shutil.copymode(source, target)
 
 
 #: The largest output parameter, and the largest report, in bytes. KFP's database accepts less.
@@ -176,12 +191,14 @@ def read_run_id(plan: AttemptPlan) -> str | None:
     if plan.recorded_as or path is None or plan.tracker_base is None:
         return plan.recorded_as or None
     with contextlib.suppress(OSError, ValueError):
-        return safe_files.read_bytes(path, plan.root, limit=_LONGEST_OUTPUT).decode() or None
+        return read_bytes(path, limit=_LONGEST_OUTPUT).decode() or None
     return None
 
 
-def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]]:
-    """Return the stage's output parameters, and its artifacts in their final places.
+def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact], list[str]]:
+    """Return the stage's output parameters, its artifacts in their final places, and the names of files beside them.
+
+    Neither here nor on KFP does another stage get the files beside an artifact.
 
     Raises:
         ValueError: something is missing, has the wrong type, or is not a file; the message continues a sentence that
@@ -189,7 +206,7 @@ def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]
     """
     report, declared = plan.facts.executor_output, plan.facts.output_artifacts
     try:
-        text = safe_files.read_bytes(report, plan.root, limit=_LONGEST_REPORT).decode()
+        text = read_bytes(report, limit=_LONGEST_REPORT).decode()
     except FileNotFoundError:
         text = ""
     except (OSError, ValueError) as error:
@@ -199,7 +216,11 @@ def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]
     except ValueError as error:
         raise ValueError(f"wrote a report that {error}: {report}") from None
     outputs = {name: _read_output(plan, name, type_, reported) for name, type_ in plan.component.outputs.items()}
-    return outputs, {name: _store(plan, artifact) for name, artifact in artifacts.items()}
+    folder, kept = f"{plan.made}/artifacts", set()
+    for artifact in artifacts.values():
+        kept |= {os.path.relpath(place, folder).split("/")[0] for place in (artifact.uri, artifact.path) if place}
+    there = os.listdir(folder) if os.path.isdir(folder) else []
+    return outputs, {name: _store(plan, artifact) for name, artifact in artifacts.items()}, sorted({*there} - kept)
 
 
 def _read_output(plan: AttemptPlan, name: str, type_: str, reported: Mapping[str, Any]) -> Any:
@@ -207,7 +228,7 @@ def _read_output(plan: AttemptPlan, name: str, type_: str, reported: Mapping[str
         return convert(reported[name], type_)
     path = plan.facts.output_files[name]
     try:
-        text = safe_files.read_bytes(path, plan.root, limit=_LONGEST_OUTPUT).decode()
+        text = read_bytes(path, limit=_LONGEST_OUTPUT).decode()
     except FileNotFoundError:
         if plan.python is not None:
             raise ValueError(
@@ -231,34 +252,43 @@ def _store(plan: AttemptPlan, artifact: Artifact) -> Artifact:
     """Copy a file from the artifact's custom path to its final place, as KFP's launcher uploads it."""
     stored = dataclasses.replace(artifact, custom_path="")
     if not stored.is_here:
-        if plan.container is not None and not (is_object_store(stored.uri) or _WEB.match(stored.uri)):
-            raise ValueError(f"reported the artifact {artifact.name!r} at {stored.uri}, which is not object storage")
         return stored
-    root = plan.root
     try:
         if artifact.custom_path:
-            _copy_custom(plan, artifact.custom_path, stored.path)
-        safe_files.verify_tree(stored.path, root)
-        if root is None and stored.path.startswith(os.path.join(plan.made, "")):
-            safe_files.verify_content(stored.path)
+            with contextlib.suppress(FileNotFoundError):
+                copy_tree(_here(plan, artifact.custom_path), stored.path)
+        if is_below(stored.path, plan.made):
+            _verify_content(stored.path)
     except OSError as error:
         raise ValueError(f"left the artifact {artifact.name!r} unusable: {explain(error)}") from None
     return stored
 
 
-def _copy_custom(plan: AttemptPlan, path: str, target: str) -> None:
+def _here(plan: AttemptPlan, path: str) -> str:
+    """Return the path on this machine of a path that a stage has named."""
     if plan.container is None:
-        with contextlib.suppress(FileNotFoundError):
-            safe_files.copy(path, target)
-        return
-    found = plan.container.mount_of(path)
+        return path
+    found = plan.container.path_here(path)
     if found is None:
-        raise safe_files.UnfitFileError(
+        raise UnfitFileError(
             f"{path} is gone with the container. Write to the artifact's own path, or to a folder that is mounted"
         )
-    mount, source = found
-    with contextlib.suppress(FileNotFoundError):
-        safe_files.copy(source, target, source_root=mount.source, target_root=plan.root)
+    return found
+
+
+def _verify_content(path: str) -> None:
+    """Raise UnfitFileError unless the path is a file or a folder of files, folders and links, or missing."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise UnfitFileError(f"{path} is a link to {os.readlink(path)}, which is not on this machine")
+    if not os.path.lexists(path):
+        return
+    if kind := special_kind(os.stat(path).st_mode):
+        raise UnfitFileError(f"{path} is a {kind}")
+    for folder, _, names in walk(path):
+        for name in names:
+            mode = os.lstat(file := os.path.join(folder, name)).st_mode
+            if not stat.S_ISLNK(mode) and (kind := special_kind(mode)):
+                raise UnfitFileError(f"{file} is a {kind}")
 
 
 def registered_files(plan: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
@@ -269,6 +299,5 @@ def registered_files(plan: AttemptPlan, registered: Mapping[str, Registered]) ->
     stored = [artifact.path for artifact in registered.values() if artifact.stored and "://" in artifact.path]
     paths = [artifact.path.removeprefix("file://") for artifact in registered.values()]
     if plan.container is not None:
-        mounted = map(plan.container.mount_of, paths)
-        paths = [found[1] for found in mounted if found is not None]
+        paths = [found for found in map(plan.container.path_here, paths) if found is not None]
     return (*(path for path in paths if os.path.isabs(path) and os.path.exists(path)), *stored)

@@ -13,11 +13,10 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.safe_files import UnfitFileError, make_folder
 from torchx_kfp.errors import explain
 from torchx_kfp.execution.local.executors.engine import MARK_LABEL, POLL, RUN_LABEL, Engine, EngineError, ask
 from torchx_kfp.execution.local.executors.executor import (
@@ -32,12 +31,9 @@ from torchx_kfp.execution.local.executors.executor import (
 )
 from torchx_kfp.execution.local.executors.mounts import (
     Mount,
-    artifact_mounts,
-    contains,
     copied_mounts,
-    keeps_runs,
-    share,
     tracker_bases,
+    unseen_artifact,
 )
 from torchx_kfp.execution.local.executors.process import start_error
 from torchx_kfp.execution.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
@@ -70,21 +66,17 @@ _ENDING = 10.0
 class Containers:
     """Runs the attempts of one run as containers. ``close`` removes those that are left."""
 
-    def __init__(
-        self, engine: Engine, run_id: str, mounts: Sequence[Mount], named: Collection[str], runs: str = ""
-    ) -> None:
+    def __init__(self, engine: Engine, run_id: str, mounts: Sequence[Mount]) -> None:
         """Prepare them.
 
         Args:
             engine: the engine.
             run_id: the run's id.
             mounts: the mounts that the user has asked for.
-            named: paths of this machine, and URLs, that the user has named: a pipeline cannot open any others.
-            runs: the folder with the runs that have made what stages take; empty for that of the run itself.
         """
         self.engine = engine
         self.run_id = run_id
-        self._mounts, self._named, self._runs = mounts, named, runs
+        self._mounts = mounts
         #: The mark of the run's folder: see ``process.run_mark``.
         self.mark = ""
         #: The images that were pulled, why others could not be, and their locks: each is pulled once, however many
@@ -105,48 +97,28 @@ class Containers:
         """
         container, platform, facts, folder = plan.component.container, plan.component.platform, plan.facts, plan.folder
         assert container is not None
-        bases = tracker_bases(plan.words, facts.parameters, self._named, self._mounts)
-        runs = str(folder.parent.parent)
-        for base in bases:
-            if contains(base, runs):
-                raise ValueError(f"records results at {base}, which contains {keeps_runs(runs)}")
-        # A stage records only what is about its own run.
-        written = {str(path): base for base in bases for path in written_folders(Path(base), folder.parent.name)}
-        made, inputs = plan.made, str(folder / "inputs")
+        bases = tracker_bases(plan.words, facts.parameters)
+        written = [str(path) for base in bases for path in written_folders(Path(base), folder.parent.name)]
         volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
         secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
-        has_inputs = any(path.startswith(os.path.join(inputs, "")) for path in plan.copies.values())
-        workspace = facts.workspace
-        has_workspace = os.path.isdir(workspace)
+        workspace = [facts.workspace] if os.path.isdir(facts.workspace) else []
         mounts = [
-            *([Mount(workspace, workspace)] if has_workspace else ()),
-            *artifact_mounts(facts.parameters, self._named, self._mounts, workspace, self._runs or runs),
-            *([Mount(inputs, inputs, read_only=True)] if has_inputs else ()),
+            *(Mount(path, path) for path in (str(folder), *workspace, *bases)),
             *copied_mounts(plan.copies),
-            *(Mount(base, base, read_only=True) for base in bases),
-            *(Mount(path, path) for path in written),
-            Mount(made, made),
             *(Mount(source, target) for source, target in volumes.items()),
             *(Mount(source, target, read_only=True) for source, target in secrets.items()),
             *self._mounts,
         ]
-        # The paths in the container at which mounts would show the folder of runs.
-        hidden = [
-            os.path.normpath(
-                os.path.join(mount.target, os.path.relpath(os.path.realpath(runs), os.path.realpath(mount.source)))
+        if (unseen := unseen_artifact(facts.parameters, mounts)) is not None:
+            raise ValueError(
+                f"takes an artifact from {unseen.uri}, which containers do not see. Give it: --mount {unseen.path}:ro"
             )
-            for mount in self._mounts
-            if contains(mount.source, runs)
-        ]
+        made = plan.made
         return ContainerPlan(
             # The last one of each place; engines mount outer ones first.
             mounts=tuple({mount.target: mount for mount in mounts}.values()),
-            memory_folders={**memory_folders(platform), **dict.fromkeys(hidden)},
-            shared_folders={
-                **{path: str(folder) for path in (made, f"{made}/outputs", f"{made}/artifacts", *volumes)},
-                **({workspace: workspace} if has_workspace else {}),
-                **written,
-            },
+            memory_folders=memory_folders(platform),
+            shared_folders=(made, f"{made}/outputs", f"{made}/artifacts", *volumes, *workspace, *written),
             files={source: files[target] for source, target in secrets.items()},
             limits=read_limits(container.resources, facts),
             shared_memory=shared_memory(platform),
@@ -181,8 +153,6 @@ class Containers:
                 user = pod_user(plan.component.platform) or (image.get("Config") or {}).get("User") or ""
                 self._share_folders(plan.container, user)
                 container = self._create(plan)
-            except UnfitFileError as error:
-                raise AttemptError(f"could not be started: {error}") from None
             except OSError as error:
                 raise _lost(self.engine, error) from None
             stack.callback(self.engine.remove, container)
@@ -233,18 +203,14 @@ class Containers:
         return found or {}
 
     def _share_folders(self, plan: ContainerPlan, user: str) -> None:
-        """Let the container's user and this process's user write to the same folders, unless both are root.
-
-        Raises:
-            UnfitFileError: another container has replaced a folder with something else.
-        """
-        is_root = user.partition(":")[0] in ("", "0", "root")
-        for folder, root in plan.shared_folders.items():
-            # Rootless engines run a container's root as their own user.
-            if is_root and (os.geteuid() == 0 or self.engine.is_rootless):
-                os.close(make_folder(folder, root))
-            else:
-                share(folder, root)
+        """Let the container's user and this process's user write to the same folders, unless both are root."""
+        # Rootless engines run a container's root as their own user.
+        is_root = user.partition(":")[0] in ("", "0", "root") and (os.geteuid() == 0 or self.engine.is_rootless)
+        for folder in plan.shared_folders:
+            os.makedirs(folder, exist_ok=True)
+            if not is_root:
+                with contextlib.suppress(OSError):  # it is another user's
+                    os.chmod(folder, 0o777)
 
     def _create(self, plan: AttemptPlan) -> str:
         """Create the container, and return its id."""
@@ -279,10 +245,9 @@ class Containers:
         limits, labels = container.limits, {RUN_LABEL: self.run_id, MARK_LABEL: self.mark, STAGE_LABEL: plan.stage}
         options = [f"--label={name}={value}" for name, value in labels.items()]
         # As with KFP's launcher, the application is not the container's first process, so signals have their usual
-        # effect. Without MKNOD, its root cannot create device files in folders of this machine that it writes to. The
-        # runner reads the output while the container runs, and keeps it in the run's folder. SELinux blocks mounts
-        # unless they are relabelled.
-        options += ["--init", "--cap-drop=MKNOD", "--log-driver=none", "--security-opt=label=disable", "--pull=never"]
+        # effect. The runner reads the output while the container runs, and keeps it in the run's folder. SELinux blocks
+        # mounts unless they are relabelled.
+        options += ["--init", "--log-driver=none", "--security-opt=label=disable", "--pull=never"]
         if plan.replaces is not None:
             has_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
             options += ["--interactive", *(["--tty"] if has_terminal else [])]
@@ -302,6 +267,7 @@ class Containers:
         mounts = [
             ("type=bind", f"source={it.source}", f"target={it.target}", *(["readonly"] if it.read_only else []))
             for it in container.mounts
+            if os.path.exists(it.source)  # a stage need not make its artifacts
         ]
         mounts += [
             ("type=tmpfs", f"target={path}", "tmpfs-mode=1777", *([] if size is None else [f"tmpfs-size={size}"]))

@@ -25,8 +25,8 @@ from torchx_kfp.execution.runs.journal import LOG_FILE
 from torchx_kfp.execution.runs.result import StageResult, describe_exit
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: The folder of an attempt to which its stage writes its outputs.
-MADE = "made"
+#: The folders of an attempt with the outputs of its stage, and with its copies of artifacts.
+MADE, TAKEN = "made", "inputs"
 #: The exit code of a shell, and of ``env``, for a command that they do not find.
 NOT_FOUND = 127
 INSTALL = "Install it, put its folder into PATH, or run the stage in its image (--docker)"
@@ -44,19 +44,18 @@ class ContainerPlan:
     mounts: Sequence[Mount]
     #: Folders in memory: their paths in the container, and their sizes in bytes (None for no limit).
     memory_folders: Mapping[str, int | None]
-    #: Folders to create on this machine that the container's user, whoever that is, must be able to write to. Each is
-    #: mapped to the folder beneath which it is opened: only the runner can have made links in that folder's path.
-    shared_folders: Mapping[str, str]
+    #: Folders to create on this machine that the container's user, whoever that is, must be able to write to.
+    shared_folders: Sequence[str]
     #: Files that exist only while the container runs: names and contents, by the folder's path on this machine.
     files: Mapping[str, Mapping[str, str]]
     limits: Limits
     shared_memory: int | None
 
-    def mount_of(self, path: str) -> tuple[Mount, str] | None:
-        """Return the mount that shows a path of the container, and the path on this machine."""
+    def path_here(self, path: str) -> str | None:
+        """Return the path on this machine for a path of the container; None if no mount shows it."""
         path = os.path.normpath(path)
-        shown = [(mount, source) for mount in self.mounts if (source := source_of(path, mount)) is not None]
-        return max(shown, key=lambda found: len(found[0].target), default=None)
+        shown = {mount.target: source for mount in self.mounts if (source := source_of(path, mount)) is not None}
+        return shown[max(shown, key=len)] if shown else None
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class AttemptPlan:
     environ: Mapping[str, str]
     #: The paths of the stage's copies of files on other storage, by their URLs.
     copies: Mapping[str, str] = field(default_factory=dict)
-    #: The places that the user has named, from which files may be copied for the stage: see ``verify_source``.
-    named: Collection[str] = ()
+    #: The places, besides object stores, from which files may be copied for the stage: see ``verify_source``.
+    sources: Collection[str] = ()
     #: The Python component that the command runs, if it does.
     python: PythonComponent | None = None
     #: Programs that are written for it before it starts: their texts, by their paths.
@@ -122,13 +121,13 @@ class AttemptPlan:
 
     @property
     def made(self) -> str:
-        """The folder for the stage's outputs, which is the only one that a container may write to."""
+        """The folder for the stage's outputs."""
         return str(self.folder / MADE)
 
     @property
-    def root(self) -> str | None:
-        """The folder that must contain all files of the stage; None if it runs with the runner's own rights."""
-        return self.made if self.container is not None else None
+    def taken(self) -> str:
+        """The folder for copies of the artifacts that the stage takes."""
+        return str(self.folder / TAKEN)
 
     def result(self, exit_code: int | None = None, reason: str = "", **facts: Any) -> StageResult:
         """Return the result of the attempt, which has failed if there is a reason."""

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import stat
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.common.safe_files import make_folder
+from torchx_kfp.common.safe_files import is_below, walk
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import decode
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_object_store
-from torchx_kfp.execution.runs.journal import REQUEST_FILE
+from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
 
 _MODES = {"ro": True, "rw": False}
 # kfp.dsl.types.artifact_types
 _STORES = {"gs": "gcs", "minio": "minio", "s3": "s3"}
-# linux/posix_acl_xattr.h: version 2; then owner, group and others, each (tag, permissions, no id).
-_ACL = "system.posix_acl_default"
-_OPEN = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, 7, 0xFFFFFFFF) for tag in (0x01, 0x04, 0x20))
 
 
 @dataclass(frozen=True)
@@ -56,19 +52,9 @@ def parse_mount(text: str) -> Mount:
 
 def source_of(path: str, mount: Mount) -> str | None:
     """Return the path on this machine for a path in the container; None if the mount does not show it."""
-    if path != mount.target and not _is_below(path, mount.target):
+    if not is_below(path, mount.target):
         return None
     return os.path.normpath(os.path.join(mount.source, os.path.relpath(path, mount.target)))
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path.startswith(os.path.join(folder, ""))
-
-
-def contains(folder: str, path: str) -> bool:
-    """Tell whether a path is the folder or inside it, with links resolved."""
-    folder, path = os.path.realpath(folder), os.path.realpath(path)
-    return path == folder or _is_below(path, folder)
 
 
 def local_path(base: str) -> str | None:
@@ -89,32 +75,13 @@ def local_path(base: str) -> str | None:
     return os.path.normpath(base)
 
 
-def named_places(arguments: Iterable[Any]) -> list[str]:
-    """Return the paths of this machine, and the URLs, among arguments of a run: the user has named them."""
-    found = []
-    for value in arguments:
-        if isinstance(value, str) and value:
-            with contextlib.suppress(ValueError):
-                found.append(local_path(value) or value)
-    return list(dict.fromkeys(found))
-
-
-def tracker_bases(
-    command: Sequence[str], inputs: Mapping[str, Any], named: Collection[str], mounts: Iterable[Mount]
-) -> list[str]:
-    """Return the tracker bases on this machine that a stage uses, and create those that are missing.
-
-    Args:
-        command: the stage's command.
-        inputs: the stage's inputs.
-        named: paths and URLs that the user has named.
-        mounts: the mounts that the user has asked for.
+def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str]:
+    """Return the tracker bases on this machine that a stage uses.
 
     Raises:
-        ValueError: the path of one is not absolute, or only the pipeline has named it.
-        OSError: one cannot be created.
+        ValueError: the path of one is not absolute.
     """
-    bases = [
+    values = [
         *decode(command).tracker_bases,
         *(
             value
@@ -124,126 +91,32 @@ def tracker_bases(
             and isinstance(value, str)
         ),
     ]
-    found = []
-    for base in filter(None, dict.fromkeys(bases)):
-        path = local_path(base)
-        if path is None:
-            is_named = base in named and "::" not in base and not base.startswith("local://")
-            if not is_object_store(base) and not is_named:
-                raise ValueError(
-                    f"records results at {base!r}, which stages in containers cannot use. Use s3://bucket/results or, "
-                    "if it is a server that you trust, name it for the run, too: --tracker-base"
-                )
-        elif path in named:
-            os.makedirs(path, exist_ok=True)
-            found.append(path)
-        elif not _is_shown(path, [mount for mount in mounts if not mount.read_only]):
-            raise ValueError(
-                f"records results at {base!r}, a folder of this machine that only the pipeline names. Name it for the "
-                f"run, too: --tracker-base {path}, or --mount {path}"
-            )
-    return found
+    return list(dict.fromkeys(filter(None, map(local_path, values))))
 
 
-def is_of_a_run(path: str, runs: str) -> bool:
-    """Tell whether a path leads into a folder of a run. A run that was unpacked may have anything next to it."""
-    try:
-        folder = os.path.realpath(runs)
-        name = os.path.relpath(os.path.realpath(path), folder).split(os.sep)[0]
-    except RecursionError:  # a chain of links
-        return False
-    return name != os.pardir and os.path.isfile(os.path.join(folder, name, REQUEST_FILE))
-
-
-def artifact_mounts(
-    inputs: Mapping[str, Any], named: Collection[str], mounts: Sequence[Mount], workspace: str, runs: str
-) -> list[Mount]:
-    """Return mounts for the artifacts that the stage reads, unless another mount or the workspace shows them.
-
-    A path below a folder that stages write to is never mounted by itself: a stage may have replaced it with a link.
-
-    Args:
-        inputs: the stage's inputs.
-        named: paths and URLs that the user has named.
-        mounts: the mounts that the user has asked for.
-        workspace: the run's workspace.
-        runs: the folder with the folders of runs, which have what stages have made.
-
-    Raises:
-        ValueError: an importer, the record of a run or the cache names a file of this machine that the user has not
-            named: it could be any file.
-    """
-    found = []
-    for artifact in (item for value in inputs.values() for item in artifacts_in(value)):
-        place = artifact.uri.removeprefix("file://")
-        uri = os.path.normpath(place)
-        if artifact.imported and "://" not in place and uri not in named and not _is_shown(uri, mounts):
-            raise ValueError(
-                f"takes an artifact from {artifact.uri}, a place on this machine that only the pipeline names. Name it "
-                f"for the run, too: --mount {uri}:ro"
-            )
-        path = os.path.normpath(artifact.path)
-        is_shown = _is_shown(path, [Mount(workspace, workspace), *mounts])
-        if artifact.is_here and os.path.isabs(artifact.path) and os.path.lexists(path) and not is_shown:
-            if not artifact.imported and not is_of_a_run(path, runs):
-                raise ValueError(
-                    f"takes {path!r}, which is in no run's folder in {runs!r}. Give it to the container: --mount "
-                    f"{path}:ro"
-                )
-            found.append(Mount(path, path, read_only=True))
-    return found
-
-
-def _is_shown(path: str, mounts: Iterable[Mount]) -> bool:
-    """Tell whether containers see this path under the same name."""
-    return any(source_of(path, mount) == path for mount in mounts)
+def unseen_artifact(inputs: Mapping[str, Any], mounts: Collection[Mount]) -> Artifact | None:
+    """Return an artifact that the stage takes from a place on this machine that the container does not see, if any."""
+    artifacts = [artifact for value in inputs.values() for artifact in artifacts_in(value) if artifact.is_here]
+    shown = {os.path.normpath(artifact.path) for artifact in artifacts}
+    unseen = {path for path in shown if all(source_of(path, mount) != path for mount in mounts)}
+    return next((artifact for artifact in artifacts if os.path.normpath(artifact.path) in unseen), None)
 
 
 def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
-    """Return mounts for copies from other storage, at the paths that KFP's executor expects: ``/s3/bucket/key``."""
-    return [
-        Mount(path, f"/{_STORES[scheme]}/{rest}", read_only=True)
-        for url, path in copies.items()
-        for scheme, _, rest in [url.partition("://")]
-        if scheme in _STORES
-    ]
+    """Return mounts that show copies where KFP's executor looks for files: ``/s3/bucket/key``, or the file's path."""
+    mounts = []
+    for url, path in copies.items():
+        scheme, _, rest = url.removeprefix("file://").rpartition("://")
+        if not scheme:
+            mounts.append(Mount(path, os.path.normpath(rest)))
+        elif scheme in _STORES:
+            mounts.append(Mount(path, f"/{_STORES[scheme]}/{rest}"))
+    return mounts
 
 
-def share(path: str, root: str) -> None:
-    """Let every user write to a folder beneath a root, and to everything that will be created in it.
-
-    An image's user may have any number, and the engine's root may not be this process's user. Both must be able to
-    write to the folder, and the owner of the run must be able to remove what containers have created. A default access
-    list (acl(5)) passes the permission on to new files and folders; if the file system does not support it, only this
-    folder is shared. A folder that belongs to another user is left as it is.
-    """
-    folder = make_folder(path, root)
-    try:
-        with contextlib.suppress(OSError):
-            os.fchmod(folder, 0o777)
-        with contextlib.suppress(OSError):
-            os.setxattr(folder, _ACL, _OPEN)
-    finally:
-        os.close(folder)
-
-
-def verify_private(mounts: Iterable[Mount], runs: str, workspace: str | None) -> None:
-    """Raise ArgumentError if containers could write to the folder of runs: a resumed run trusts its files.
-
-    Args:
-        mounts: the mounts that the user has asked for.
-        runs: the folder of runs.
-        workspace: the run's workspace, if it has one.
-    """
-    for mount in mounts:
-        if not mount.read_only and contains(mount.source, runs):
-            raise ArgumentError(
-                f"The mount {str(mount)!r} contains {keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
-            )
-    if workspace is not None and contains(workspace, runs):
-        raise ArgumentError(f"The workspace {workspace!r} contains {keeps_runs(runs)}.")
-
-
-def keeps_runs(runs: str) -> str:
-    """Describe the folder of runs, in which containers must not write, and the way out."""
-    return f"the folder of runs ({runs}). Containers must not write there: keep runs elsewhere (--output-dir)"
+def open_to_all(top: str) -> None:
+    """Let every user change a folder and what is in it: an image's user may have any number."""
+    for folder, _, names in walk(top):
+        for place in (folder, *(os.path.join(folder, name) for name in names)):
+            with contextlib.suppress(OSError):  # it is another user's, or a link that leads nowhere
+                os.chmod(place, stat.S_IMODE(os.stat(place).st_mode) | (0o777 if place == folder else 0o666))
