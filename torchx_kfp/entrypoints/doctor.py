@@ -28,7 +28,7 @@ from torchx_kfp.errors import (
     HostUnreachableError,
     TorchxKfpError,
 )
-from torchx_kfp.execution.host.answers import NO_NAMESPACE, as_object
+from torchx_kfp.execution.host.answers import NO_NAMESPACE, as_object, as_text
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Timeouts
 from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, variable
 from torchx_kfp.execution.host.storage import is_of_this_machine, storage_of
@@ -205,11 +205,8 @@ def _submitting(connection: Connection, namespace: str) -> str:
     experiments = answer.get("experiments")
     if not isinstance(experiments, list) or not experiments:
         return ""  # the first run makes one
-    request = {
-        "display_name": "doctor",
-        "pipeline_spec": {},
-        "experiment_id": as_object(experiments[0]).get("experiment_id"),
-    }
+    experiment = as_text(as_object(experiments[0]).get("experiment_id"))
+    request: dict[str, Any] = {"display_name": "doctor", "pipeline_spec": {}, "experiment_id": experiment}
     try:
         connection.post(f"{V2BETA1}/runs", request)
     except HostCredentialsError as error:

@@ -179,7 +179,8 @@ def test_a_token_that_has_changed_in_the_settings_file_is_read_again(server: Scr
 def test_credentials_that_are_not_accepted(
     server: Scripted, tmp_path: Path, code: int, settings: dict[str, str], sent: str
 ) -> None:
-    server.script = lambda request: status(7, "User 'me' is not authorized", code)
+    # A 403 with code 7 is KFP's own, and another matter.
+    server.script = lambda request: status(16, "User 'me' is not authorized", code)
     connection = Connection(read_settings({"host": server.url, **settings}, {"HOME": str(tmp_path)}), QUICK)
     facts = says(
         code, RUNS, "User 'me' is not authorized", sent, "TORCHX_KFP_TOKEN_FILE", "TORCHX_KFP_EXISTING_TOKEN", "cookies"
