@@ -6,6 +6,8 @@ cannot be written is noticed at once rather than after a training. It has the so
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import time
@@ -13,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchx_kfp.contract import protocol
-from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking.artifacts import Artifact
-from torchx_kfp.tracking.entries import add_entry
+from torchx_kfp.tracking.entries import add_entry, from_json, list_entries, run_id_of
 from torchx_kfp.tracking.records import Source, Start, read_records
 from torchx_kfp.tracking.store import Store, is_key
 
@@ -82,6 +84,24 @@ def record_use_once(store: Store, run_id: str, source: Source) -> None:
         _recorded.add(what)
     except TrackerError as error:
         _logger.warning(_NO_LINEAGE, run_id, error)
+
+
+def read_parents(store: Store, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
+    """Return what stages have recorded at their starts: by run id and alias, the run ids that they were given.
+
+    A record has each source once. Here, the run ids of a fan-in are complete and in order.
+    """
+    keys = [key for key in list_entries(store, run_ids) if key.rpartition("/")[2].startswith(f"{_START}.")]
+    found: dict[str, dict[str, list[str]]] = {}
+    for key, text in zip(keys, store.read_records(keys), strict=True):
+        if text is None or isinstance(text, CorruptResultError):
+            continue
+        with contextlib.suppress(AttributeError, RecursionError, TypeError, ValueError):  # something else wrote it
+            sources = [from_json(Source, content) for content in json.loads(text).get("sources") or ()]
+            for source in sources:
+                if source.alias is not None:
+                    found.setdefault(run_id_of(key), {}).setdefault(source.alias, []).append(source.run_id)
+    return found
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torchx_kfp.tracking.artifacts import Artifact, StoredFiles
 from torchx_kfp.tracking.curves import Curve
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import add_entry, list_entries, name_after, run_id_of
+from torchx_kfp.tracking.lineage import read_parents
 from torchx_kfp.tracking.records import (
     FIELDS,
     OF_PIPELINE_RUNS,
@@ -114,6 +115,10 @@ class Recorder(FsspecResultTracker):
         """Record the code that travelled with a pipeline run, its tags, and the runs from which it keeps stages."""
         fields = {"code": [asdict(each) for each in code], "tags": dict(tags), "resumes": list(resumes)}
         self.add(run, {name: value for name, value in fields.items() if value})
+
+    def parents(self, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
+        """Return the run ids that stages were given, by their own run ids and the aliases: see ``read_parents``."""
+        return read_parents(self.store, run_ids)
 
     def run_ids(self, run: str | None = None) -> list[str]:
         """Return the runs of stages that have recorded anything besides results, sorted.

@@ -6,17 +6,20 @@ The nodes of a run name pods, but neither their UIDs nor the attempts in them, s
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import wait
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from torchx_kfp.common.text import printable, shorten
 from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.execution.host.cached import Parents
 from torchx_kfp.execution.host.connection import in_thread
 from torchx_kfp.execution.runs.record import missing, why_not_read
 from torchx_kfp.tracking.recorder import Recorder
 
+_Result = TypeVar("_Result")
 #: The run id of each execution, by its name, and its results.
 _Found: TypeAlias = Mapping[str, tuple[str, Mapping[str, Any]]]
 #: The seconds for which a base is waited for, whatever the store does, and for which one is left alone that failed.
@@ -58,12 +61,23 @@ class ResultReader:
 
     def read(self, base: str, names: Collection[str]) -> _Found:
         """Return the run id of each execution under the base that can be read now, by its name, and its results."""
+        return self._ask(base, lambda: self._read(base, names)) or {} if names else {}
+
+    def parents(self, by_base: Mapping[str, Collection[str]]) -> Parents:
+        """Return the run ids that stages were given, by their own: see ``Recorder.parents``."""
+        found: dict[str, Mapping[str, Collection[str]]] = {}
+        for base, run_ids in by_base.items():
+            found |= self._ask(base, partial(_parents, base, run_ids)) or {}
+        return found
+
+    def _ask(self, base: str, ask: Callable[[], tuple[_Result, str]]) -> _Result | None:
+        """Return what can be read under a base now; ``ask`` returns it, and why something in it cannot be read."""
         failed_at = self._failed[base][0] if base in self._failed else -AGAIN
-        if not names or time.monotonic() - failed_at < AGAIN:
-            return {}
-        found: _Found = {}
+        if time.monotonic() - failed_at < AGAIN:
+            return None
+        found: _Result | None = None
         if not (why := why_not_read(base, self._trusted_bases)):
-            outcome = in_thread(lambda: self._read(base, names))
+            outcome = in_thread(ask)
             if not wait([outcome], DEADLINE).done:
                 why = f"it has not answered within {DEADLINE:g} s"
             elif (error := outcome.exception()) is None:
@@ -83,3 +97,7 @@ class ResultReader:
         results = recorder.get_many(run_ids.values())
         found = {name: (run_id, results[run_id]) for name, run_id in run_ids.items() if run_id in results}
         return found, next(map(str, results.problems), "")
+
+
+def _parents(base: str, run_ids: Collection[str]) -> tuple[Parents, str]:
+    return Recorder.open(base).parents(run_ids), ""

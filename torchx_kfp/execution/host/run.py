@@ -22,6 +22,7 @@ from torchx_kfp.errors import (
     UnknownRunError,
 )
 from torchx_kfp.execution.host.answers import as_object, refuse_run_id
+from torchx_kfp.execution.host.cached import cached_run_ids
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection
 from torchx_kfp.execution.host.nodes import Nodes, manifest_of, read_manifest
 from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
@@ -104,6 +105,8 @@ class HostRun(ReadableRun):
         self._events: list[Event] = []
         self._run = RunState()
         self._last: RunRecord | None = None
+        #: Whether run ids of cached stages may have become known.
+        self._has_news = False
         #: The seconds before the last poll.
         self._wait = SHORTEST
         #: Since when the host does not answer.
@@ -130,6 +133,10 @@ class HostRun(ReadableRun):
         self._load_pipeline(run)
         self._read_nodes()
         events = self._take_events(run)
+        self._has_news |= bool(events)
+        if self._has_news:
+            self._complete_cached()
+            self._has_news = False
         is_running = not run_state(run).is_over
         problems = tuple(filter(None, (self._problem, self._no_nodes, *self._results.problems)))
         last = self._last
@@ -377,6 +384,30 @@ class HostRun(ReadableRun):
             self._run.on_event(event)
         self._events += events
         return events
+
+    def _complete_cached(self) -> None:
+        """Complete the ends of cached stages whose run ids have become known, with their results."""
+        ends = {end.name: end for end in self._run.ends}
+        if self._pipeline is None or self._reads == "none":
+            return
+        run_ids = cached_run_ids(self._pipeline.places.values(), ends, self._results.parents)
+        completed = {
+            name: dataclasses.replace(
+                ends[name],
+                run_id=run_id,
+                tracker_base=self._pipeline.tracked[without_indices(name)].tracker_base,
+                cached_from=run_id.partition("/")[0],
+            )
+            for name, run_id in run_ids.items()
+        }
+        found = self._results_of(completed.values())
+        for place, event in enumerate(self._events if completed else ()):
+            if isinstance(event, StageFinished) and event.result is ends.get(event.result.name):
+                result = completed.get(event.result.name, event.result)
+                if result.run_id in found:
+                    result = dataclasses.replace(result, results=found[result.run_id][1])
+                self._events[place] = dataclasses.replace(event, result=result)
+                self._run.on_event(self._events[place])
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with what other answers say: log files, results, and why stages have failed."""

@@ -119,11 +119,18 @@ def why_not_read(base: str, trusted_bases: Collection[str], *, ran_here: bool = 
 
 
 def cached_by_kfp(run: RunRecord) -> str:
-    """Return the sentence about the results of cached stages, which a host does not have; empty without such stages."""
+    """Return the sentence about the results of cached stages whose run ids are not known; empty without such stages.
+
+    A host does not tell them; the stages that read them do.
+    """
     cached = [stage.name for stage in run.run.stages if stage.state is State.CACHED and not stage.result.run_id]
     tracked = (_tracked(run) if cached else None) or ()
     names = listed(name for name in cached if without_indices(name) in tracked)
-    return f"Cached: {names}. KFP does not say from which run, so their results are not shown." if names else ""
+    if not names:
+        return ""
+    return (
+        f"No results of cached stages: {names}. Neither KFP nor a stage that reads them says which run they are from."
+    )
 
 
 def untracked(run: RunRecord) -> str:

@@ -47,8 +47,8 @@ _NAMED = 5
 def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv: bool, lookup: Lookup) -> None:
     """Compare runs: their parameters, tags, results, metrics logged by step, and metadata.
 
-    Parameters are compared if the runs themselves are found, and not only their records. Cached stages of a run on this
-    machine count with the results that they took from the cache.
+    Parameters are compared if the runs themselves are found, and not only their records. Cached stages count with the
+    results that they took from the cache.
 
     \b
     torchx-kfp compare digits-20260101-120000 latest --changed

@@ -46,8 +46,8 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     """Show RUN: its state, parameters, tags and code, what it resumes, and its stages.
 
     Of a stage, all records are shown: results, metrics, metadata, artifacts, the runs that it reads, its start, and the
-    code and tags of its pipeline run. A cached stage of a run on this machine is shown with the records that it took
-    from the cache, and a stage of a search with the search at that time.
+    code and tags of its pipeline run. A cached stage is shown with the records that it took from the cache, and a stage
+    of a search with the search at that time.
 
     \b
     torchx-kfp show latest

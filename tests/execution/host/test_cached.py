@@ -1,0 +1,100 @@
+"""Results of stages that KFP took from its cache: their readers know from which run they are."""
+
+# Annotations are not postponed: kfp reads them as types.
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from tests.cases.apps import python
+from tests.facts import says
+from torchx_kfp import Stages
+from torchx_kfp.execution.runs.record import cached_by_kfp
+from torchx_kfp.host import Host, HostRun
+from torchx_kfp.local import RunResult, State, load_pipeline
+
+RECORD = """
+import sys
+from torchx_kfp.tracking import current_run
+current_run().put(value=sys.argv[1])
+"""
+
+
+@dsl.pipeline(name="inner")
+def inner(tracker_base: str, first: str, value: str):
+    stages = Stages(tracker_base=tracker_base)
+    one = stages.task(python("one", RECORD, f"{value}"), reads={"first": first})
+    stages.task(python("two", RECORD, f"{value}!"), reads=one)
+
+
+@dsl.pipeline(name="outer")
+def outer(tracker_base: str, last: str, found: str = "b"):
+    stages = Stages(tracker_base=tracker_base)
+    first = stages.task(python("first", RECORD, "1"))
+    # Two iterations do the same work, so they have one run id once they are cached.
+    with dsl.ParallelFor(["x", "x", "y"]) as item:
+        trial = stages.task(python("trial", RECORD, f"{item}"), reads=first)
+        with dsl.ParallelFor([1, 2]) as number:
+            deep = stages.task(python("deep", RECORD, f"{item}{number}"), reads={"before": trial})
+    with dsl.If(found == "a") as if_a:
+        a = stages.task(python("branch", RECORD, "a"))
+    with dsl.Else():
+        b = stages.task(python("branch", RECORD, "b"))
+    del if_a
+    # Two stages of one name, and a fan-in.
+    best = stages.task(
+        python("best", RECORD, "best"),
+        reads={
+            "trials": dsl.Collected(trial.outputs["run_id"]),
+            "deep": dsl.Collected(deep.outputs["run_id"]),
+            "both": [first, stages.task(python("first", RECORD, "other"))],
+            "branch": dsl.OneOf(a.outputs["run_id"], b.outputs["run_id"]),
+        },
+    )
+    inner(tracker_base=tracker_base, first=first.outputs["run_id"], value="n")
+    stages.task(python("unread", RECORD, "u"))
+    stages.task(python("last", RECORD, f"{last}"), reads={"best": best})
+
+
+@pytest.fixture
+def submit(host: Host, tmp_path: Path) -> Callable[..., HostRun]:
+    def submit(**arguments: Any) -> HostRun:
+        base = str(tmp_path / "results")
+        return HostRun(host.connection, host.submit(load_pipeline(outer), {"tracker_base": base, **arguments}))
+
+    return submit
+
+
+def values(result: RunResult) -> dict[str, Any]:
+    return {stage.name: (stage.results or {}).get("value") for stage in result.stages if stage.state.is_success}
+
+
+def test_results_of_cached_stages_are_those_that_their_readers_were_given(
+    submit: Callable[..., HostRun],
+) -> None:
+    first = submit(last="1").wait()
+    # The two iterations have one run id from now on, so what reads all of them runs again.
+    again = submit(last="1").wait()
+    assert again["best"].state is State.SUCCEEDED
+    run = submit(last="2")
+    second = run.wait()
+    cached = {stage.name for stage in second.stages if stage.state is State.CACHED}
+    assert cached == {stage.name for stage in first.stages if stage.state.is_success} - {"last"}
+    known = values(first)
+    assert len(set(known.values())) > 10
+    # Nobody reads the last stage of the nested pipeline, and the one before it is read by that alone.
+    unread = dict.fromkeys(["unread", "inner/two", "inner/one"])
+    assert values(second) == {**known, "last": "2", **unread}
+    for stage in second.stages:
+        if stage.name in cached - unread.keys():
+            assert stage.cached_from == (again if stage.name == "best" else first).run_id
+            assert (stage.run_id or "").startswith(f"{stage.cached_from}/")
+    record = run.read()
+    assert re.search(says("No results of cached stages: ", "unread", "inner/two"), cached_by_kfp(record))
+    assert "trial" not in cached_by_kfp(record)
+    # Who comes later reads the same.
+    assert values(HostRun(run._connection, run.run_id).read().run.result()) == values(second)
