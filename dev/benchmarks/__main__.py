@@ -15,7 +15,7 @@ CASES = {
     "size": "how many stages fit into a run on KFP, by the model",
     "local": "the local runner beside kfp.local; a loop's memory; a run from the cache; the plan of a resumed run",
     "watch": "the share of a core to watch a run of 1,000 stages on KFP",
-    "load": "processes that put, get and are killed, and gc meanwhile: is anything lost or mixed?",
+    "load": "processes that put, get and are killed: is anything lost or mixed?",
 }
 
 

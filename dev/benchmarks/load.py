@@ -1,12 +1,9 @@
-"""Many processes on one tracker base, some of which are killed, or with gc at work: are results lost or mixed?
+"""Many processes on one tracker base, some of which are killed: are results lost or mixed?
 
 Each process puts results under its own keys and under keys that all share, adds metadata to a run that all share, and
 reads the results of the others. Each put that has returned is logged. Now and then, one process is killed with SIGKILL,
 and another one replaces it. At the end, all logged puts must be there: a process's own key must have its last put or a
 later one, and a shared key must have the whole put of one of them.
-
-On a disk, two processes remove old runs while others put results under keys that are old. (An object store cannot be
-asked to keep what was written since it was listed.)
 """
 
 from __future__ import annotations
@@ -29,48 +26,6 @@ from torchx_kfp.tracking import FsspecResultTracker
 
 SHARED = [f"shared/train/{number}" for number in range(5)]
 RUN = "shared/metadata/1"
-
-#: Puts results under its own keys in turn, each of which it has just made old, and checks that they are there.
-#: Every tenth time, it leaves something that stays old.
-WRITER = """
-import os, sys, time
-from torchx_kfp.tracking import FsspecResultTracker
-base, name, puts = sys.argv[1], sys.argv[2], int(sys.argv[3])
-tracker = FsspecResultTracker(base)
-keys = [f"{name}{number}-20200101-120000-0a1b2c/train/1" for number in range(20)]
-lost = 0
-def is_lost(key, turn):
-    # gc takes a file aside for an instant, and puts it back if it has just been written.
-    return tracker.get(key) != {"turn": turn} and (time.sleep(0.01) or tracker.get(key) != {"turn": turn})
-for turn in range(puts):
-    key = keys[turn % len(keys)]
-    try:
-        os.utime(tracker.store.location(key), (0, 0))
-    except FileNotFoundError:
-        pass
-    if turn % 10 == 0:
-        old = f"{name}old-{turn}-20200101-120000-0a1b2c/train/1"
-        tracker.put(old, turn=turn)
-        os.utime(tracker.store.location(old), (0, 0))
-    tracker.put(key, turn=turn)
-    lost += is_lost(key, turn)
-    older = (turn // 2) * 2 - 2
-    if older >= 0 and turn - older < len(keys):
-        lost += is_lost(keys[older % len(keys)], older)
-print(lost)
-"""
-#: Removes everything that is older than this many seconds, again and again.
-COLLECTOR = """
-import select, sys, time
-from torchx_kfp.tracking.cleanup import find_old_runs, remove_runs
-from torchx_kfp.tracking import FsspecResultTracker
-removed = 0
-store = FsspecResultTracker(sys.argv[1]).store
-print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0.002)[0]:
-    removed += sum(1 for _ in remove_runs(store, find_old_runs(store, time.time() - 600).old))
-print(removed)
-"""
 
 
 def results(key: str, writer: str, number: int) -> dict[str, Any]:
@@ -168,33 +123,6 @@ def load(base: str, seconds: float, processes: int, kill_every: float = 0.5) -> 
         return [*failed, *wrong], done
 
 
-def attack(base: Path, puts: int, writers: int = 3, collectors: int = 2) -> tuple[int, int]:
-    """Return how many of the puts were lost, and how many runs were removed meanwhile."""
-
-    def start(program: str, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", program, str(base), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    base.mkdir()
-    collecting = [start(COLLECTOR) for _ in range(collectors)]
-    for process in collecting:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    writing = [start(WRITER, f"writer-{number}-", str(puts // writers)) for number in range(writers)]
-    try:
-        lost = [process.communicate(timeout=280)[0] for process in writing]
-        removed = [process.communicate("end\n", timeout=60)[0] for process in collecting]
-    finally:
-        for process in (*writing, *collecting):
-            process.kill()
-            process.wait()
-    return sum(map(int, lost)), sum(map(int, removed))
-
-
 def main() -> None:
     from dev.benchmarks.tracker import new_base
 
@@ -205,9 +133,6 @@ def main() -> None:
         show(f"puts that are lost, torn or mixed on {what}", len(wrong), "puts", most=0)
         for text in wrong[:20]:
             print(f"    {text}")
-    with tempfile.TemporaryDirectory() as folder:
-        lost, removed = attack(Path(folder, "base"), 6000)
-    show(f"puts that are lost while gc removes {removed} runs", lost, "puts", most=0)
 
 
 if __name__ == "__main__":

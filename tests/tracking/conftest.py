@@ -1,11 +1,9 @@
-"""The command line in this process, whose stores a test of ``gc`` can break, and an S3 server that fails."""
+"""The command line in this process, and an S3 server that fails."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,10 +11,6 @@ from tests.conftest import finish_requests
 from tests.entrypoints.cli.conftest import Call, invoke
 from tests.proxy import Proxy
 from tests.s3 import S3Server
-
-#: What ``~`` stands for in tests of ``gc``: the end of the names that runs get.
-MADE = "-20260101-120000-0a1b2c"
-Gc = Callable[..., Any]
 
 
 def clear_clients() -> None:
@@ -42,15 +36,3 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return invoke
-
-
-@pytest.fixture
-def gc(inside: Call) -> Gc:
-    """Run gc on a base, and return what it says: short names, without sizes and times."""
-
-    def run(base: str | Path, *words: str, older: str = "30d") -> Any:
-        done = inside("gc", "--tracker-base", str(base), "--yes", "--older-than", older, "--json", *words)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.replace(MADE, "~"))
-
-    return run

@@ -330,7 +330,7 @@ def test_the_application_starts_in_the_workspace(tmp_path: Path) -> None:
 
 
 def test_a_run_that_no_submit_has_recorded_records_its_code(tmp_path: Path) -> None:
-    """KFP's UI and schedules start runs with the URL of an archive: gc keeps it as long as such a run."""
+    """KFP's UI and recurring runs start runs with the URL of an archive."""
     content = archive(make(tmp_path / "code", TREE))[0]
     digest = hashlib.sha256(content).hexdigest()
     recorder = Recorder.open(str(tmp_path / "base"))

@@ -4,7 +4,6 @@
 
 import math
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -255,57 +254,6 @@ def runs_of_the_same_second(folder: Path) -> None:
         key = f"one-20260101-12000{number}/train/1"
         record(folder / "base", {key: {"loss": 1}})
         os.utime(folder / "base" / key, (1, 1))
-
-
-def old_runs(folder: Path) -> None:
-    """Record old runs, one of them in use, a young run, and a folder with other files."""
-    tracker = FsspecResultTracker(folder / "base")
-    for key in ("old/prepare/1", "old/train/1", "old/train/2", "used/train/1", "new/evaluate/1"):
-        tracker[key] = {"loss": 0.25, "note": "x" * 500}
-    add_artifact(tracker.store, "old/train/1", "model", "s3://models/1", None)
-    add_entry(tracker.store, "older/train/1", {"metadata": {"note": "without results"}})
-    add_entry(tracker.store, "new/evaluate/1", {"sources": [vars(Source("used/train/1"))]})
-    add_entry(tracker.store, "used/train/1", {"metadata": {"note": "x"}})
-    (folder / "base/notes").mkdir()
-    (folder / "base/notes/todo.txt").write_text("buy milk")
-    tracker["baseline"] = {"loss": 1}
-    for days, *runs in ((800, "older"), (45.5, "old/", "old%"), (40, "used/", "used%"), (90, "baseline")):
-        age(folder / "base", *map(str, runs), days=float(days))
-
-
-def age(base: Path, *runs: str, days: float) -> None:
-    """Make the files of these runs this many days old."""
-    for path in base.rglob("*"):
-        if path.is_file() and any(run in str(path.relative_to(base)) for run in runs):
-            os.utime(path, (time.time() - days * 86400,) * 2)
-
-
-def a_stage_that_goes_on(folder: Path) -> None:
-    """Record the start of a stage of the run ``new``, which is 36 hours old."""
-    start = Start(time.time() // 1 - 5400, "node-3")
-    declare(FsspecResultTracker(folder / "base").store, "new/train/1", {}, start)
-    age(folder / "base", "new/", days=1.5)
-
-
-def many_old_runs(folder: Path) -> None:
-    tracker = FsspecResultTracker(folder / "many")
-    for number in range(45):
-        tracker[f"run-20260101-120000-{number:06}/train/1"] = {"loss": 1}
-    for number, user in enumerate(("new", "newer")):
-        declare(tracker.store, f"{user}/s/1", {"train": [f"run-20260101-120000-{number:06}/train/1"]})
-    age(folder / "many", "run-", days=50)
-
-
-def many_other_files(folder: Path) -> None:
-    for number in range(30):
-        (folder / f"others/thing-{number:02}").mkdir(parents=True)
-        (folder / f"others/thing-{number:02}/x").write_text("")
-
-
-def a_run_of_many_stages(folder: Path) -> None:
-    for stage in ("prepare", "train-with-a-long-name", "evaluate-with-a-long-name", "deploy"):
-        record(folder / "digits", {f"digits-20260101-120000-0a1b2c/{stage}/1": {"loss": 1}})
-    age(folder / "digits", "digits", days=50)
 
 
 def a_run_here(folder: Path) -> None:

@@ -34,7 +34,6 @@ _COMPARED = 2000
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 #: Matches a user with a password in a URL.
 _USER = re.compile(r"://[^/@:\s'\"]*:[^/@\s'\"]*@")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]?)B", re.ASCII)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
@@ -112,18 +111,6 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes in a size such as ``800kB``, ``500MB`` or ``2.5 GB``: what ``size_text`` writes.
-
-    Raises:
-        ValueError: the text is not a size.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{text!r} is not a size. Write, for example, 500MB or 2.5GB.")
-    return int(float(found[1]) * 1000 ** ("", "k", "M", "G", "T").index(found[2]))
 
 
 def moment(seconds: float) -> str:

@@ -5,7 +5,7 @@
 
 The list has the size and digest of each file, and the empty folders; the SHA-256 of its JSON is the digest of the
 folder. Each time that something is stored, it gets a new place, and the entry that registers it is written last:
-what an interrupted program leaves behind belongs to no artifact, and goes with the run (``cleanup``). S3 keeps the
+what an interrupted program leaves behind belongs to no artifact, and goes with the run. S3 keeps the
 parts of an interrupted upload apart, where no listing shows them, until a rule of the bucket removes them.
 
 Links are followed, because object stores have none: a reader gets what a program that reads the folder would get.
@@ -163,8 +163,8 @@ class StoredFiles:
 
     def _gone(self) -> MissingArtifactError:
         return MissingArtifactError(
-            f"The files of the artifact at {self.url} are not there any more. If they were removed (torchx-kfp gc), "
-            "run the stage again that made them."
+            f"The files of the artifact at {self.url} are not there any more. If they were removed, run the stage "
+            "again that made them."
         )
 
     def _changed(self, key: str, found: str, wanted: str) -> CorruptArtifactError:
@@ -386,7 +386,7 @@ def _store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles
         return StoredFiles(store, key, content.size, content.sha256, None if content.listing is None else len(files))
     except BaseException:
         with contextlib.suppress(TrackerError):
-            store.remove_many(store.list_files(place))
+            list(store.each(store.remove, [file.key for file in store.list_files(place)]))
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -18,7 +17,6 @@ from torchx_kfp.common.safe_files import (
     open_parent,
     open_regular,
     special_kind,
-    temporary_name,
     write_file,
 )
 from torchx_kfp.common.text import shown
@@ -99,36 +97,16 @@ class DiskStore(Store):
             with open(descriptor, "rb", buffering=0) as source, open(path, "wb") as copy:
                 copy_content(source, copy)
 
-    def remove(self, file: File) -> bool:
-        """Remove a file unless it was written since it was listed, and the folders that are empty afterwards."""
-
-        def is_same(name: str) -> bool:
-            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            return (state.st_size, state.st_mtime) == (file.size, file.modified)
-
+    def remove(self, key: str) -> None:
+        """Remove a file, and the folders that are empty afterwards."""
         try:
-            with open_parent(self._path(file.key), self.folder) as (folder, name):
-                if not is_same(name):
-                    return False
-                # It may have been replaced in this instant: then the new one is put back, unless there is a newer one.
-                aside = temporary_name()
-                os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
-                is_old = is_same(aside)
-                if not is_old:
-                    with contextlib.suppress(FileExistsError):
-                        os.link(aside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-                os.unlink(aside, dir_fd=folder)
+            with open_parent(self._path(key), self.folder) as (folder, name):
+                os.unlink(name, dir_fd=folder)
         except FileNotFoundError:
-            return True
+            return
         except OSError as error:
-            raise self.problem("remove", file.key, error) from error
-        self._remove_empty_folders(file.key)
-        return is_old
-
-    def remove_leftovers(self, before: float) -> None:
-        for key, state in self._walk(""):
-            if key.rpartition("/")[2].startswith(TEMPORARY) and state.st_mtime < before:
-                self.remove(File(key, state.st_size, state.st_mtime))
+            raise self.problem("remove", key, error) from error
+        self._remove_empty_folders(key)
 
     def _remove_empty_folders(self, key: str) -> None:
         """Remove the folders of a key that are empty, the innermost first."""

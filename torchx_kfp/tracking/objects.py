@@ -39,8 +39,6 @@ _SMALL, _AT_ONCE = 1 << 20, 64
 #: How many parts of a large file are on their way to or from S3 at once, and the bytes of one that is sent. One that
 #: comes has 50 MiB. s3fs's own numbers, 10 parts of 50 MiB, take half a gigabyte of memory.
 _PARTS, _PART = 4, 8 << 20
-#: How many objects of S3 are removed with one request.
-_REMOVED = 1000
 #: The errors of a disk of this machine to which a file is copied.
 _LOCAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: The fields in which fsspec's file systems give the time at which a file was written.
@@ -184,33 +182,14 @@ class FsspecStore(Store):
                     raise
                 raise self.problem("read", next(iter(group)), error) from error
 
-    def remove(self, file: File) -> bool:
-        """Remove a file. An object store cannot be asked to keep a file that was written since it was listed."""
-        path = self._path(file.key)
+    def remove(self, key: str) -> None:
         try:
-            self._fs.rm_file(path)  # rm would read the key as a pattern
+            self._fs.rm_file(self._path(key))  # rm would read the key as a pattern
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
-                raise self.problem("remove", file.key, error) from error
+                raise self.problem("remove", key, error) from error
         except Exception as error:  # as above
-            raise self.problem("remove", file.key, error) from error
-        return True
-
-    def remove_many(self, files: Sequence[File]) -> dict[File, TrackerError | None]:
-        if self._is_s3:
-            batches = [files[start : start + _REMOVED] for start in range(0, len(files), _REMOVED)]
-            files = [file for stayed in self.each(self._remove_batch, batches) for file in stayed]
-        return super().remove_many(files)  # with the error if it must stay
-
-    def _remove_batch(self, files: Sequence[File]) -> list[File]:
-        """Remove objects of S3 with one request, and return those that stayed. (s3fs's ``rm`` does not name them.)"""
-        names = {self._fs.split_path(self._path(file.key))[1]: file for file in files}
-        wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-        try:
-            answer = self._fs.call_s3("delete_objects", Bucket=self._root.partition("/")[0], Delete=wanted)
-        except Exception:  # servers like S3 may not know this request, or not this form of it
-            return list(files)
-        return [names[error["Key"]] for error in answer.get("Errors", ())]
+            raise self.problem("remove", key, error) from error
 
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
         path = self._path(prefix) if prefix else self._root

@@ -30,7 +30,7 @@ from torchx_kfp.tracking.records import (
     read_records,
 )
 from torchx_kfp.tracking.searches import Search, Trial
-from torchx_kfp.tracking.store import SHORT_PATIENCE, File, is_key, pipeline_run, run_id_parts
+from torchx_kfp.tracking.store import SHORT_PATIENCE, is_key, pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker, absolute_base
 from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
 
@@ -162,16 +162,7 @@ class Recorder(FsspecResultTracker):
         self.store.write(_PROBE, b"{}")
         self.store.read(_PROBE)
         with contextlib.suppress(TrackerError):
-            # An object store removes by the key alone: it need not be asked for a list.
-            for file in [File(_PROBE, 2, 0.0)] if self.folder is None else self.store.list_files(_PROBE):
-                self.store.remove(file)
-
-
-def run_of(key: str) -> str:
-    """Return the pipeline run to which a file below a tracker base belongs; empty if it does not belong to any."""
-    if not key.startswith(f"{PRIVATE}/"):
-        return pipeline_run(key)
-    return pipeline_run(run_id_of(key)) if key.startswith((f"{RUNS}/", f"{FILES}/")) else ""
+            self.store.remove(_PROBE)
 
 
 def written_folders(base: Path, run: str) -> list[Path]:

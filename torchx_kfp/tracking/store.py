@@ -194,29 +194,8 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def remove(self, file: File) -> bool:
-        """Remove a file unless it was written since it was listed, and return whether it is gone."""
-
-    def remove_leftovers(self, before: float) -> None:  # noqa: B027 (only a file system has any)
-        """Remove what writers that were killed before this time, in seconds since 1970, have left unfinished."""
-
-    def remove_many(self, files: Sequence[File]) -> dict[File, TrackerError | None]:
-        """Remove files as ``remove`` does, many at once; return those that stay, with the error if they may not go.
-
-        Raises:
-            TrackerError: the store failed.
-        """
-
-        def remove(file: File) -> bool | TrackerError:
-            try:
-                return self.remove(file)
-            except TrackerError as error:
-                if not isinstance(error.__cause__, PermissionError):
-                    raise
-                return error
-
-        gone = zip(files, self.each(remove, files), strict=True)
-        return {file: is_gone or None for file, is_gone in gone if is_gone is not True}
+    def remove(self, key: str) -> None:
+        """Remove a file, which need not exist any more."""
 
     @abc.abstractmethod
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:

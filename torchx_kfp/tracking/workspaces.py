@@ -2,8 +2,8 @@
 
     <tracker base>/.torchx_kfp/workspaces/<digest>.tar
 
-A submit stores an archive that is there again if it is half a day old, and ``gc`` removes none that is younger than a
-day: there is enough time for the run to record that it uses the archive.
+A submit stores an archive again that is half a day old: a bucket's rule that removes old files counts from the last
+run.
 
 An archive depends only on the names, modes and contents of the files: it is a tar file without compression, in PAX's
 form. Other implementations of Python and zlib would compress to other bytes. Entries are sorted by name; times and
@@ -42,8 +42,8 @@ from torchx_kfp.tracking.store import File, Store
 
 _FOLDER = workspace_key("").rpartition("/")[0]
 _NAME = re.compile(rf"{re.escape(_FOLDER)}/([0-9a-f]{{64}})\.tar")
-#: Seconds for which a submit takes an archive for fresh, and those for which gc keeps one.
-FRESH, KEPT = 12 * 3600.0, 24 * 3600.0
+#: Seconds for which a submit takes an archive for fresh.
+FRESH = 12 * 3600.0
 
 IGNORE_FILE = ".torchxignore"
 #: Names of folders that never travel.

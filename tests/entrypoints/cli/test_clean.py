@@ -102,7 +102,6 @@ def test_a_run_for_a_pipe_whose_files_keep_the_very_bytes(hostile: Path, call: C
         ("show", "--lineage", "--tracker-base", "results"),
         ("show", "--lineage", "--tracker-base", "results", "run-1/next/1", "--json"),
         ("compare", "--tracker-base", "results", "run-1", RUN),
-        ("gc", "--tracker-base", "results", "--older-than", "1s", "--dry-run"),
         *(
             (*words, f"no {HOSTILE}")
             for words in (

@@ -100,7 +100,7 @@ def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call,
     for more in ([], ["--docker"]):
         planned = call("run", "default.py", "--dry-run", *more, TORCHX_KFP_TRACKER_BASE="set")
         assert (planned.returncode, "The tracker base is" in planned.stderr) == (0, False), planned.stderr
-    guarded = call("gc", "--older-than", "30d", TORCHX_KFP_TRACKER_BASE="http://user:word@localhost:1/b")
+    guarded = call("results", TORCHX_KFP_TRACKER_BASE="http://user:word@localhost:1/b")
     assert "The tracker base is http://...@localhost:1/b (TORCHX_KFP_TRACKER_BASE)." in guarded.stderr
     assert "word" not in guarded.stderr
 

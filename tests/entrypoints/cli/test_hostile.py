@@ -182,7 +182,6 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
     invoke("results", "--tracker-base", str(base))
     invoke("compare", "--tracker-base", str(base), "bad-1", "bad-2")
     assert all(SECRET not in page for page in all_pages("local_outputs", str(base)))
-    invoke("gc", "--tracker-base", str(base), "--older-than", "1d", "--dry-run")
 
 
 @dsl.container_component

@@ -80,7 +80,7 @@ def unpack(archive: bytes, folder: str, /) -> None:
 def record(url: str, /) -> None:
     """Record which code a run has, if nobody has: KFP's UI and schedules start runs that no submit has recorded.
 
-    So ``gc`` keeps the code for as long as the run (``tracking.records``). The stage runs anyway.
+    So commands can name it (``tracking.records``). The stage runs anyway.
 
     Args:
         url: where the workspace is.

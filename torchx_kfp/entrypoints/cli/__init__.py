@@ -56,7 +56,6 @@ _SECTIONS = {
         "doctor": "Check this machine, a KFP host and storage.",
         "rbac": "Print the rights that distributed stages need.",
         "secret": "Print the Kubernetes secret with the storage's credentials.",
-        "gc": "Remove old runs from a tracker base or this machine.",
     },
 }
 _COMMANDS = {name: line for section in _SECTIONS.values() for name, line in section.items()}
@@ -73,7 +72,7 @@ _FORMER = {
     "describe": "torchx-kfp show RUN",
     "log": "torchx-kfp logs RUN",
     "stop": "torchx-kfp cancel RUN",
-    "delete": "torchx-kfp gc",
+    "gc": "rm -r, or a lifecycle rule of the bucket (docs/guides/storage.md#remove-old-runs)",
 }
 #: The variable by which a shell asks for completions.
 _COMPLETE = "_TORCHX_KFP_COMPLETE"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from torchx_kfp.common.text import parse_duration, parse_size
+from torchx_kfp.common.text import parse_duration
 from torchx_kfp.execution.host.settings import FLAGS, SETTINGS, SUBMISSION, Setting, Submission, flag
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
@@ -231,5 +231,5 @@ def read_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
-#: A duration such as ``90s``, ``1h30m`` or ``30d``, as seconds, and a size such as ``500MB`` or ``2.5 GB``, as bytes.
-seconds, byte_count = read_by(parse_duration), read_by(parse_size)
+#: A duration such as ``90s``, ``1h30m`` or ``30d``, as seconds.
+seconds = read_by(parse_duration)

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -170,10 +169,6 @@ class Cache:
         self._run_id, self._directory = run_id, directory
         self._recorded: dict[tuple[str, str], frozenset[str]] = {}
 
-    def taking(self) -> contextlib.AbstractContextManager[None]:
-        """Hold off gc until the caller has recorded what it takes from earlier runs."""
-        return locked(self.folder, fcntl.LOCK_SH)
-
     def get(self, key: str) -> StageResult | None:
         """Return the stage of another run that was last stored under the key, with ``cached_from`` set.
 
@@ -235,20 +230,6 @@ class Cache:
         except TrackerError:
             return False
         return urls <= there and (not result.results or run_id in self._recorded[place])
-
-
-@contextlib.contextmanager
-def locked(folder: Path, operation: int) -> Iterator[None]:
-    """Hold the lock of a cache's folder: shared to take stages from runs, exclusive to remove runs.
-
-    Without a cache, or on a file system without locks, nothing is locked.
-    """
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, operation)
-        yield
 
 
 def _paths(result: StageResult) -> list[str]:

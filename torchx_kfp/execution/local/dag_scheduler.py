@@ -405,14 +405,13 @@ class Scheduler:
             return True
         if self._cache is None or not run.cache_key:
             return False
-        with self._cache.taking():
-            found = self._ask(run, partial(self._cache.get, run.cache_key))
-            if stop := self._stop_of(run):
-                self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
-                return True
-            if found is not None:
-                found = dataclasses.replace(found, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time())
-                self._end(run, dataclasses.replace(found, name=run.name, task=run.task.name, key=run.input_digest))
+        found = self._ask(run, partial(self._cache.get, run.cache_key))
+        if stop := self._stop_of(run):
+            self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
+            return True
+        if found is not None:
+            found = dataclasses.replace(found, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time())
+            self._end(run, dataclasses.replace(found, name=run.name, task=run.task.name, key=run.input_digest))
         return found is not None
 
     def _ask(self, run: TaskRun, get: Callable[[], StageResult | None]) -> StageResult | None:

@@ -234,7 +234,7 @@ def _what_is_gone(
             continue
         for end in stages:
             run = _run_of(end)
-            # gc removes whole runs: if anything else of it is there, a stage without results has recorded nothing.
+            # Whole runs are removed: if anything else of it is there, a stage without results has recorded nothing.
             if end.run_id not in there.get(run, []) and (end.results or run in removed or not run):
                 gone[end.name] = f"no results of it are under {record.absolute_base(base)!r} (any more)"
     return gone, unreadable

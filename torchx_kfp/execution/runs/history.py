@@ -278,7 +278,7 @@ def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
     try:
         for path in Path(output_dir).iterdir():
             if path.name[0] != "." and is_run(path):
-                with contextlib.suppress(FileNotFoundError):  # gc may remove it meanwhile
+                with contextlib.suppress(FileNotFoundError):  # it may be removed meanwhile
                     times[path] = created(path)
     except OSError as error:
         raise ArgumentError(

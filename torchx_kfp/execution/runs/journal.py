@@ -197,12 +197,10 @@ def make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = Tr
         ) from None
 
 
-def is_running(folder: Path, *, unknown: bool = False) -> bool:
+def is_running(folder: Path) -> bool:
     """Return whether a process is running the pipeline, on this machine or on another one that shares the folder.
 
-    Args:
-        folder: the run's folder.
-        unknown: what to return for a file system without locks.
+    It is False on a file system without locks.
     """
     try:
         descriptor = open_regular(str(folder / LOCK_FILE), str(folder))
@@ -213,7 +211,7 @@ def is_running(folder: Path, *, unknown: bool = False) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return unknown
+        return False
     finally:
         os.close(descriptor)
     return False

@@ -109,7 +109,7 @@ class PreparedRun:
             if recorder.folder is None or os.path.isdir(recorder.folder):
                 recorder.add_start(run, code, self.tags, list(dict.fromkeys(filter(None, resumes))))
         except TorchxKfpError as error:
-            lost = f"The code of the run {run} is not recorded, and gc may remove it with older runs"
+            lost = f"The code of the run {run} is not recorded"
             warn(f"{lost if code else f'The tags of the run {run} are not recorded'}: {error}")
 
 

@@ -30,19 +30,6 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def ask(question: str) -> None:
-    """Ask on the terminal whether to remove something; end the command if the answer is no.
-
-    Raises:
-        UsageError: there is no terminal.
-    """
-    if not sys.stdin.isatty():
-        raise click.UsageError("Nothing was removed: nobody can be asked. Give --yes.")
-    if not click.confirm(printable(question), err=True):
-        print_message("Nothing was removed.")
-        raise click.exceptions.Exit(1)
-
-
 def has_styles() -> bool:
     """Return whether to write bold and dim text to stdout."""
     return is_capable(sys.stdout) and wants_colors()
