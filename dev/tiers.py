@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dev.changed import REPOSITORY
 
 RECORD = REPOSITORY / "tests" / "passed.json"
+#: What reads KFP's classes, besides packages.
+WATCH = "torchx_kfp/entrypoints/cli/channel_watch.py"
 #: The files and folders that each tier is about. Its tests are run by `make test-TIER`.
 TIERS = {
     "package": ("pyproject.toml", "MANIFEST.in", "torchx_kfp/common/extras.py", "dev/ci/package"),
@@ -25,8 +27,8 @@ TIERS = {
     "browser": ("torchx_kfp/execution/report", "torchx_kfp/entrypoints/cli/commands/ui", "tests/execution/report"),
     "containers": ("torchx_kfp/contract", "torchx_kfp/execution/local/executors", "tests/containers"),
     "cluster": ("torchx_kfp/contract", "torchx_kfp/authoring/engines.py", "tests/kubernetes"),
-    "lowest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),
-    "newest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", "torchx_kfp/common/sdk.py"),
+    "lowest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", WATCH),
+    "newest": ("pyproject.toml", "torchx_kfp/authoring", "torchx_kfp/execution/pipeline", WATCH),
     "torch": ("pyproject.toml", "components/ddp", "pipelines/ddp.py"),
     "ax": ("pyproject.toml", "torchx_kfp/hpo/ax", "tests/hpo/ax"),
 }

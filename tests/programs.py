@@ -245,11 +245,7 @@ def imported(
 
 def serve() -> None:
     """Import, then fork for each request, and tell each process and its status."""
-    from torchx_kfp.common.sdk import import_kfp
-
     path, entry, program, *names = sys.argv[1:]
-    if any(name.partition(".")[0] == "kfp" for name in names):
-        import_kfp()
     for name in names:
         package = importlib.import_module(name.removesuffix(".*"))
         if name.endswith(".*"):

@@ -16,11 +16,8 @@ from kfp.dsl.types import type_utils
 from torchx_kfp.authoring.plan import StagePlan
 from torchx_kfp.authoring.reads import StageOutputs, TrackerBase
 from torchx_kfp.authoring.references import PYTHON_TYPES, Reference
-from torchx_kfp.common.sdk import refuse_operations
 from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
-
-refuse_operations()
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]

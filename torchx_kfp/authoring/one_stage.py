@@ -30,9 +30,6 @@ def single_stage_pipeline(app: specs.AppDef, *, tracked: bool, has_workspace: bo
     Raises:
         AppDefError: the app cannot become a stage without losing something.
     """
-    from torchx_kfp.common.sdk import import_kfp
-
-    import_kfp()
     from kfp import dsl
 
     from torchx_kfp.authoring.naming import component_name

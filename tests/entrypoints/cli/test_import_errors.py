@@ -50,11 +50,6 @@ REFUSED = {
     "x = dsl.ParallelFor([{'lr': 1}]).__enter__()\n    task_from_app(app(env={'A': f'{x.lrr}'}))": (
         "contains the field 'lrr', which no item of the loop has. Did you mean 'lr'? Their fields: 'lr'."
     ),
-    "if t.outputs['accuracy'] > 0.9:\n        task_from_app(app())": (
-        "The output 'accuracy' of 'train' has a value only when the pipeline runs, so Python cannot decide a condition on "
-        "it. Write `with dsl.If(...):`, with a comparison such as loss > 0.9"
-    ),
-    "for i in n:\n        task_from_app(app())": "`with dsl.ParallelFor(...) as item:`",
 }
 CHANNEL = "has a value only when the pipeline runs. Pass it to the application"
 #: Python's and KFP's errors have the lines that led to them.
@@ -71,6 +66,10 @@ RAISED = {
     'dist.ddp(script="t.py", j=f"1x{t.outputs[\'accuracy\']}", image="i")': "1x{train.accuracy}",
     "int(n)": CHANNEL,
     "-n": CHANNEL,
+    "for i in n:\n        task_from_app(app())": "or repeat stages with dsl.ParallelFor.",
+    "len(n)": CHANNEL,
+    "n[0]": CHANNEL,
+    "1 in n": CHANNEL,
     "for i in range(n):\n        task_from_app(app())": CHANNEL,
     "with dsl.If(n):\n        task_from_app(app())": CHANNEL,
     'task_from_app(app(env={"A": f"{lr:.2f}"}))': CHANNEL,
@@ -88,7 +87,7 @@ def compiled(mistake: str, call: Call, folder: Path, command: str = "compile") -
     assert "Traceback" not in done.stderr
     assert "{{channel" not in done.stderr
     # In a loop, it is the line before the last.
-    return done.stderr, text.rstrip().count("\n") + 1 - mistake.startswith(("for ", "if "))
+    return done.stderr, text.rstrip().count("\n") + 1 - mistake.startswith("for ")
 
 
 @pytest.mark.parametrize("mistake", REFUSED)

@@ -17,13 +17,13 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 import torchx_kfp
-from torchx_kfp.common.sdk import import_kfp
 from torchx_kfp.common.text import did_you_mean, did_you_mean_path
+from torchx_kfp.entrypoints.cli.channel_watch import watch_conditions
 from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Target
 from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError, TorchxKfpError, explain
@@ -57,9 +57,16 @@ _NOT_THE_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 _PACKAGES = {"site-packages", "dist-packages"}
 
 
+class LoadedTarget(NamedTuple):
+    """A pipeline, and findings about the Python file that defines it."""
+
+    pipeline: Pipeline
+    findings: list[Finding]
+
+
 def load_target(
     target: Target, *, compiled: bool = True, tracked: bool = False, has_workspace: bool = False
-) -> Pipeline:
+) -> LoadedTarget:
     """Load the pipeline that ``FILE`` or ``FILE:NAME`` names, or make one of a component.
 
     A Python file is imported as part of its package, so that a file in ``project/pipelines/`` finds
@@ -81,7 +88,8 @@ def load_target(
 
     word = str(target.word)
     may_be_component = _is_component(word) or Path(_split(word)[0]).suffix == _PYTHON
-    found: Any = _find(word, compiled=compiled) if may_be_component or not target.arguments else None
+    findings: list[Finding] = []
+    found: Any = _find(word, findings, compiled=compiled) if may_be_component or not target.arguments else None
     if is_torchx_component(found):
         found = _component_pipeline(found, target, tracked=tracked, has_workspace=has_workspace)
     elif target.arguments:
@@ -90,18 +98,18 @@ def load_target(
             f"({' '.join(target.arguments)}). Arguments of the pipeline are -p NAME=VALUE. To run a program, make it "
             "an AppDef in a pipeline."
         )
-    return load_pipeline(found)
+    return LoadedTarget(load_pipeline(found), findings)
 
 
-def _find(word: str, *, compiled: bool) -> Any:
-    """Return the function of a pipeline or component, or the path of a compiled pipeline."""
+def _find(word: str, findings: list[Finding], *, compiled: bool) -> Any:
+    """Return the function of a pipeline or component, or the path of a compiled pipeline; add findings about a file."""
     if _is_component(word):
         return _builtin_component(word)
     file, name = _split(word)
     if Path(file).suffix == _PYTHON:
         if not os.path.isfile(file):
             raise _missing(file)
-        return _choose(_import(Path(file).resolve()), name, file)
+        return _choose(_import(Path(file).resolve(), findings), name, file)
     if os.path.isdir(word) or not os.path.exists(word):  # a pipe is fine: <(python pipeline.py)
         raise _missing(word)
     if not compiled:
@@ -205,7 +213,9 @@ def _split(target: str) -> tuple[str, str | None]:
     return (file, name) if colon and not os.path.exists(target) else (target, None)
 
 
-def _import(path: Path) -> ModuleType:
+def _import(path: Path, findings: list[Finding]) -> ModuleType:
+    import kfp  # noqa: F401  # before a file beside the pipeline can have the name of one of its libraries
+
     from torchx_kfp.execution.local.run_options import PROJECT
 
     if "." in path.stem:
@@ -214,7 +224,6 @@ def _import(path: Path) -> ModuleType:
     while (root / "__init__.py").exists():
         parts.insert(0, root.name)
         root = root.parent
-    import_kfp()
     added = [folder for folder in dict.fromkeys((str(root), str(Path.cwd()))) if folder not in sys.path]
     sys.path[:0] = added
     paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -223,7 +232,7 @@ def _import(path: Path) -> ModuleType:
     # The arguments of the command line are not the file's.
     arguments, sys.argv = sys.argv, [str(path)]
     try:
-        with warnings.catch_warnings():
+        with watch_conditions(_is_users) as watched, warnings.catch_warnings():
             # The warning is two lines long, and comes for each of many components.
             warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
             module = importlib.import_module(".".join(parts))
@@ -233,6 +242,7 @@ def _import(path: Path) -> ModuleType:
         sys.argv = arguments
         # Move them to the end: a file next to the pipeline may have the name of a library that is imported later.
         sys.path[:] = [*(folder for folder in sys.path if folder not in added), *added]
+    findings += watched
     if Path(module.__file__ or "").resolve() != path:
         raise PipelineFileError(
             f"{path} cannot be imported: its name {'.'.join(parts)!r} is that of {module.__file__}. Rename the file."

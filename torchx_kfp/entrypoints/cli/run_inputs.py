@@ -95,7 +95,10 @@ class RunInputs:
 
         if target.word is not None:
             has_workspace = self.workspace is not None
-            pipeline = load_target(target, tracked=tracked or bool(self.tracker_base), has_workspace=has_workspace)
+            is_tracked = tracked or bool(self.tracker_base)
+            pipeline, findings = load_target(target, tracked=is_tracked, has_workspace=has_workspace)
+            for each in findings:
+                print_message(f"Warning: {each.kind.value}: {each}")
         elif earlier is not None:
             pipeline = earlier.pipeline
         else:

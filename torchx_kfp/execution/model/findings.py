@@ -20,6 +20,7 @@ class Kind(Enum):
     FAILS = "fails on KFP"
     MAY_FAIL = "may fail on KFP"
     CHANGED = "differs on KFP"
+    ALWAYS_TRUE = "always true"
     NOT_RECORDED = "records nothing"
     NOT_HERE = "cannot run on this machine"
 

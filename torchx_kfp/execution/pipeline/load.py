@@ -14,13 +14,10 @@ from typing import Any, Union
 import yaml
 
 from torchx_kfp.common.safe_files import open_regular
-from torchx_kfp.common.sdk import refuse_operations
 from torchx_kfp.common.text import did_you_mean_path
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.pipeline.reader import MalformedError, TaskCycleError, read_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
-
-refuse_operations()
 
 PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
 

@@ -29,9 +29,9 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], st
     from torchx_kfp.execution.model.workflow import check_size, measure
     from torchx_kfp.local import parse_arguments
 
-    pipeline = load_target(target)
+    pipeline, findings = load_target(target)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
-    findings = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
+    findings += [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
     findings += [*find_own_functions(pipeline), *check_size(measure(pipeline))]
     in_order = list(Kind)
     for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):

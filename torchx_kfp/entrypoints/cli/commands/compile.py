@@ -31,7 +31,7 @@ def compile_command(target: Target, output: str) -> None:
     from torchx_kfp.execution.model.findings import about_backends
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
 
-    pipeline = load_target(target, compiled=False)
+    pipeline, found = load_target(target, compiled=False)
     if folders := find_folders(pipeline.text):  # whoever runs the file lacks the folder
         raise ArgumentError(
             f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
@@ -39,7 +39,7 @@ def compile_command(target: Target, output: str) -> None:
         )
     size, arguments = measure(pipeline), defaults_of(pipeline)
     problems = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
-    findings = about_backends([*problems, *find_own_functions(pipeline), *check_size(size)])
+    findings = about_backends([*found, *problems, *find_own_functions(pipeline), *check_size(size)])
     for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(remark)
     if output == "-":

@@ -1,0 +1,85 @@
+"""Find conditions of Python on pipeline channels while a pipeline file is loaded.
+
+A channel is an object, so Python takes it for true: ``if loss > 0.9:`` always takes the branch. KFP compiles that, and
+so do the commands, which say where it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from torchx_kfp.execution.model.findings import Finding, Kind
+
+#: A part of KFP's names of a loop's item.
+_ITEM = "loop-item"
+
+
+@contextlib.contextmanager
+def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]:
+    """Collect a finding for each line that asks a channel or a comparison whether it is true.
+
+    KFP's classes do not answer that themselves. Here, they answer as Python does without them, and only within this
+    context.
+
+    Args:
+        is_users: whether a file is the user's own.
+    """
+    from kfp.dsl import pipeline_channel
+
+    found: dict[tuple[str, int], Finding] = {}
+
+    def truth(self: Any) -> bool:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith("torchx."):
+            frame = frame.f_back  # a component of TorchX, which a line of the user's has called
+        if frame is None:
+            return True
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if is_users(file) and not _is_itself(self):
+            place = f"{os.path.relpath(file)}, line {line}"
+            found.setdefault((file, line), Finding(Kind.ALWAYS_TRUE, place, _explain(self)))
+        return True
+
+    kinds = [pipeline_channel.PipelineChannel, pipeline_channel.ConditionOperation]
+    kinds = [kind for kind in kinds if "__bool__" not in vars(kind)]
+    findings: list[Finding] = []
+    for kind in kinds:
+        kind.__bool__ = truth
+    try:
+        yield findings
+    finally:
+        for kind in kinds:
+            del kind.__bool__
+        findings.extend(found.values())
+
+
+def _explain(condition: Any) -> str:
+    left = getattr(condition, "left_operand", condition)
+    channel = left if hasattr(left, "channel_type") else condition.right_operand
+    if _ITEM in channel.name:
+        what = "the item of a loop"
+    elif channel.task_name:
+        what = f"the output {channel.name!r} of {channel.task_name!r}"
+    else:
+        what = f"the pipeline parameter {channel.name!r}"
+    return (
+        f"tests {what} in Python, but its value is known only when the pipeline runs. Write "
+        "`with dsl.If(...):`, with a comparison such as loss > 0.9 or debug == True; dsl.Elif and dsl.Else for other "
+        "branches, and dsl.OneOf for what one of them returns. To ask whether a channel was passed, write `is not None`"
+    )
+
+
+def _is_itself(condition: Any) -> bool:
+    """Tell whether a channel is compared with itself: lists and dicts look for channels in this way."""
+    left, right = (getattr(condition, f"{side}_operand", None) for side in ("left", "right"))
+    return (
+        getattr(condition, "operator", "") == "=="
+        and hasattr(left, "channel_type")
+        and type(left) is type(right)
+        and str(left) == str(right)
+    )
