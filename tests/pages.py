@@ -33,8 +33,8 @@ from pathlib import Path
 
 from tests.pages_host import NOTHING, Around, cluster
 from tests.programs import Program, imported
+from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.artifacts import add_artifact
-from torchx_kfp.tracking.tracker import open_store
 
 REPOSITORY = Path(__file__).parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -166,7 +166,7 @@ def stage_environment(folder: Path) -> dict[str, str]:
     made.mkdir(exist_ok=True)
     (made / "model.bin").write_bytes(bytes(1000))
     for artifact, path in {"model": made / "model.bin", "checkpoint": made}.items():
-        add_artifact(open_store(folder), "run/prepare/1", artifact, path, None, stored=True)
+        add_artifact(FsspecResultTracker(folder).store, "run/prepare/1", artifact, path, None, stored=True)
     return {
         **os.environ,
         "TORCHX_TRACKER_BASE": str(folder),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.execution.report.runs import play
+from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.entries import add_entry
-from torchx_kfp.tracking.tracker import open_store
 
 LR = {"type": "float", "bounds": [1e-4, 1.0], "log": True}
 LAYERS = {"type": "int", "bounds": [1, 8], "log": False}
@@ -115,7 +115,7 @@ def play_search(folder: Path, *, ended: int | None = None, **options: Any) -> No
     }
     names: list[str] = []
     base = folder.parent / "results"
-    store = open_store(str(base))
+    store = FsspecResultTracker(str(base)).store
     before = None
     for name, statement in zip(asking, statements, strict=False):
         run_id = f"{folder.name}/{name}/{name}_1"

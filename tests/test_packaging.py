@@ -139,7 +139,7 @@ def test_an_application_needs_no_extra(image: Path, tmp_path: Path) -> None:
     program = """
 import importlib.util, sys
 assert not any(importlib.util.find_spec(name) for name in ("kfp", "torchx", "yaml", "click", "rich"))
-import torchx_kfp.errors, torchx_kfp.contract.protocol, torchx_kfp.contract.carried.publisher
+import torchx_kfp.errors, torchx_kfp.contract.protocol, torchx_kfp.contract.carried.storage
 from torchx_kfp.tracking import current_run
 run = current_run()
 run.put(accuracy=0.5)

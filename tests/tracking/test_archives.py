@@ -18,11 +18,8 @@ from tests.facts import says
 from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp.common.credentials import credentials_matcher
 from torchx_kfp.common.safe_files import remove_tree
-from torchx_kfp.contract.carried import workspace
-from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file, workspace_words
 from torchx_kfp.errors import WorkspaceError
-from torchx_kfp.tracking.recorder import Code, Recorder
 from torchx_kfp.tracking.workspaces import list_workspace, pack_workspace
 
 
@@ -329,51 +326,14 @@ def test_the_application_starts_in_the_workspace(tmp_path: Path) -> None:
     assert done.stdout.endswith(":/other\n")
 
 
-def test_a_run_that_no_submit_has_recorded_records_its_code(tmp_path: Path) -> None:
-    """KFP's UI and recurring runs start runs with the URL of an archive."""
-    content = archive(make(tmp_path / "code", TREE))[0]
-    digest = hashlib.sha256(content).hexdigest()
-    recorder = Recorder.open(str(tmp_path / "base"))
-    recorder.store.write(workspace_key(digest), content)
-    url = str(tmp_path / "base" / workspace_key(digest))
-    for _ in range(2):
-        assert run(url, "true", folder=tmp_path, TORCHX_JOB_ID="run-1/train/pod").stderr == ""
-    assert recorder.record("run-1").code == (Code(digest),)
-    # What a submit has recorded stays as it is.
-    recorder.add_start("run-2", [Code(digest, 1, 1)], {})
-    run(url, "true", folder=tmp_path, TORCHX_JOB_ID="run-2/train/pod")
-    assert len(list((tmp_path / "base/.torchx_kfp/runs/run-2").iterdir())) == 1
-    # A stage starts even if nothing can be written.
-    (tmp_path / "base/.torchx_kfp/runs/run-3").symlink_to(tmp_path / "no/such/folder")
-    done = run(url, "echo", "started", folder=tmp_path, TORCHX_JOB_ID="run-3/train/pod")
-    assert (done.returncode, done.stdout) == (0, "started\n")
-    assert "the code of the run run-3 is not recorded" in done.stderr
-    # Names above the run, and the folders of its stages, say nothing about its code.
-    (tmp_path / "base").rename(tmp_path / "my.codebase")
-    url = str(tmp_path / "my.codebase" / workspace_key(digest))
-    Recorder.open(str(tmp_path / "my.codebase")).add("run-4/train/pod", {"metadata": {}})
-    assert run(url, "true", folder=tmp_path, TORCHX_JOB_ID="run-4/train/pod").stderr == ""
-    assert Recorder.open(str(tmp_path / "my.codebase")).record("run-4").code == (Code(digest),)
-
-
-def test_other_facts_of_a_run_do_not_stand_for_its_code(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody has tagged the run, and another stage has other code."""
-    recorder = Recorder.open(base)
-    recorder.add_start("run-1", [Code("0" * 64)], {"team": "vision"})
-    monkeypatch.setenv("TORCHX_JOB_ID", "run-1/train/pod")
-    for _ in range(2):
-        workspace.record(f"{base}/{workspace_key('1' * 64)}")
-    assert recorder.record("run-1").code == (Code("1" * 64), Code("0" * 64))
-    assert len(recorder.store.list_files(".torchx_kfp/runs")) == 2
-
-
 @needs_oldest
 def test_the_oldest_python_of_images(tmp_path: Path) -> None:
     """No fsspec that this machine may have runs in it: this one reads a file in the same way."""
     make(
         tmp_path / "site/fsspec",
         {
-            "__init__.py": "from . import core",
+            "__init__.py": "from . import config, core",
+            "config.py": "conf = {}",
             "core.py": "class Files:\n    def cat_file(self, path): return open(path, 'rb').read()\n"
             "def url_to_fs(url): return Files(), url\n",
         },

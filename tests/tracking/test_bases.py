@@ -57,6 +57,10 @@ def test_every_form_of_a_base_keeps_results(form: str, tmp_path: Path, memory_ba
         ),
         ("s3:/b/x", says("'s3:/b/x'", "'s3://b/x'", "'./s3:/b/x'")),
         ("s3://", says("'s3://'", "s3://bucket/results")),
+        *(
+            (f"{chain}::s3://b/x", says(f"'{chain}::s3://b/x'", "cache", "Use 's3://b/x'"))
+            for chain in ("simplecache", "filecache", "blockcache", "cached", "dir::simplecache")
+        ),
     ],
 )
 def test_bases_that_are_refused(base: Any, message: str) -> None:
@@ -100,7 +104,7 @@ def test_a_directory_is_that_of_fsspec(base: str) -> None:
         ("s3a://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
         ("gs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
         ("gcs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
-        ("simplecache::s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("dir::s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
         ("abfs://bucket/x", "adlfs", "adlfs"),
     ],
 )

@@ -23,8 +23,7 @@ from tests.tracking.conftest import clear_clients
 from tests.tracking.stages import stage, started
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.recorder import Recorder
-from torchx_kfp.tracking.tracker import open_store
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
 pytestmark = [pytest.mark.s3, pytest.mark.lowest]
 
@@ -55,7 +54,7 @@ def test_asking_of_a_run_is_a_listing_and_a_request_for_each_entry(s3_server: S3
 
 
 def test_the_entries_of_many_runs_take_few_listings(s3_server: S3Server, s3_base: str) -> None:
-    recorder = Recorder.open(s3_base)
+    recorder = Recorder(s3_base, patience=SHORT_PATIENCE)
     runs = [f"run{number}" for number in range(100)]
     for _ in recorder.store.each(lambda run: recorder.add(f"{run}/train/1", {"metadata": {"x": 1}}), runs):
         pass
@@ -236,7 +235,7 @@ def test_many_small_files_have_the_time_of_their_number(
     files = {f"files/{number}": tmp_path / f"{number}" for number in range(300)}
     for path in files.values():
         path.write_bytes(b"x")
-    store = open_store(s3_base, patience=0)
+    store = FsspecResultTracker(s3_base, patience=0).store
     store.put_files({key: (str(path), 1) for key, path in files.items()})
     assert len(store.list_files("files")) == 300
 
@@ -253,6 +252,20 @@ def test_what_is_wrong_for_good_is_not_tried_again(proxy: Proxy, s3_base: str) -
     with pytest.raises(TrackerBaseError, match=says("'s3://no-such-bucket/x'", "tracker base", "Create")):
         FsspecResultTracker("s3://no-such-bucket/x").get("run")
     assert len(proxy.requests) == before + 1
+
+
+def test_names_do_not_decide_what_an_error_means(proxy: Proxy, s3_base: str) -> None:
+    """Drivers put the name into the message; an error of a range asked for the size, and raised the driver's error."""
+    proxy.otherwise = 403
+    for run in ("lr-range-test", "InvalidRange"):
+        with pytest.raises(TrackerError, match=says("permission", f"{s3_base}/{run}/train/1")):
+            FsspecResultTracker(s3_base, patience=0)[f"{run}/train/1"]
+
+
+def test_an_empty_object(s3_base: str) -> None:
+    tracker = FsspecResultTracker(s3_base)
+    tracker.store.write("run", b"")
+    assert tracker.store.read("run") == b""
 
 
 def test_errors_of_one_among_many(proxy: Proxy, s3_base: str) -> None:

@@ -10,35 +10,35 @@ import pytest
 from tests.facts import says
 from torchx_kfp.common.git import GitState
 from torchx_kfp.errors import CorruptResultError, TrackerError
-from torchx_kfp.tracking import FsspecResultTracker, store
-from torchx_kfp.tracking.recorder import Code, Record, Recorder, is_run_id
+from torchx_kfp.tracking import store
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Code, Record, Recorder, absolute_base, is_run_id
 
 
 def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    FsspecResultTracker(tmp_path / "results")["a/b/c"] = {"x": 1}
-    assert Recorder.open("results", tmp_path).keys() == ["a/b/c"]
-    assert Recorder.open(str(tmp_path / "results"), "/elsewhere").keys() == ["a/b/c"]
-    assert Recorder.open("memory://results", tmp_path).folder is None
+    assert absolute_base("results", tmp_path) == f"{tmp_path}/results"
+    assert absolute_base(f"{tmp_path}/results", "/elsewhere") == f"{tmp_path}/results"
+    assert absolute_base("memory://results", tmp_path) == "memory://results"
     monkeypatch.chdir(tmp_path)
-    assert Recorder.open("results").folder == str(tmp_path / "results")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert Recorder.open("~/results", tmp_path).folder == str(tmp_path / "home" / "results"), "that of stages"
+    assert Recorder("results", patience=0).folder == f"{tmp_path}/results"
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
     (tmp_path / "deep" / "real").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "real")
-    assert Recorder.open("../results", tmp_path / "link").folder == str(tmp_path / "deep" / "results"), "that of stages"
+    # Those of stages:
+    assert absolute_base("~/results", tmp_path) == f"{tmp_path}/home/results"
+    assert absolute_base("../results", tmp_path / "link") == f"{tmp_path}/deep/results"
 
 
 def test_a_check_leaves_nothing_behind(base: str, tmp_path: Path) -> None:
-    recorder = Recorder.open(base)
+    recorder = Recorder(base, patience=SHORT_PATIENCE)
     recorder.verify_writable()
     assert recorder.store.list_files() == []
     (tmp_path / "file").touch()
     with pytest.raises(TrackerError, match="not a directory"):
-        Recorder.open(str(tmp_path / "file")).verify_writable()
+        Recorder(str(tmp_path / "file"), patience=SHORT_PATIENCE).verify_writable()
 
 
 def test_all_that_is_recorded_has_a_time(base: str) -> None:
-    recorder = Recorder.open(base)
+    recorder = Recorder(base, patience=SHORT_PATIENCE)
     recorder["one/train/1"] = {"x": 1}
     recorder.add("two/train/1", {"metadata": {"x": 1}})
     assert (recorder.keys(), recorder.run_ids()) == (["one/train/1"], ["two/train/1"])
@@ -50,7 +50,7 @@ def test_all_that_is_recorded_has_a_time(base: str) -> None:
 
 def test_giants_are_not_read(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else's base may have files of gigabytes in place of records."""
-    recorder, giant = Recorder.open(base), b"{}" + b" " * 2000
+    recorder, giant = Recorder(base, patience=SHORT_PATIENCE), b"{}" + b" " * 2000
     recorder["one/train/1"] = {"x": 1}
     recorder.store.write("two/train/1", giant)
     recorder.store.write(".torchx_kfp/runs/two/train/1/1.metadata", giant)
@@ -61,7 +61,7 @@ def test_giants_are_not_read(base: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder.open(base)
+    recorder = Recorder(base, patience=SHORT_PATIENCE)
     recorder["one/train/1"] = {"x": 1}
     code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", changed=True)), Code("b" * 64))
     recorder.add_start("one", code[:1], {"team": "a", "stage": "x"}, ["zero"])
@@ -89,7 +89,7 @@ def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_files_of_others_among_the_entries_are_left_out(base: str) -> None:
-    recorder = Recorder.open(base)
+    recorder = Recorder(base, patience=SHORT_PATIENCE)
     recorder.add("one/train/1", {"metadata": {"x": 1}})
     for name in ("1.metadata", "one/train/1/notes", "one/train/1/1.unknown"):
         recorder.store.write(f".torchx_kfp/runs/{name}", b"x")

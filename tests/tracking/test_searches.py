@@ -73,7 +73,7 @@ def test_the_latest_statement_of_each_search_counts() -> None:
     ],
 )
 def test_something_else_in_the_place_of_a_search(wrong: dict[str, Any], tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+    recorder = Recorder(tmp_path, patience=0)
     recorder.add("run/ask/1", {"search": {**stated(1), **wrong}})
     records = recorder.records(["run/ask/1"])
     assert records["run/ask/1"].search is None

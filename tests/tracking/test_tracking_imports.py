@@ -19,7 +19,7 @@ ALLOWED = {
     "fsspec",
     "torchx_kfp",
     "torchx_kfp.contract.carried",
-    "torchx_kfp.contract.carried.publisher",
+    "torchx_kfp.contract.carried.storage",
     "torchx_kfp.common",
     "torchx_kfp.errors",
     "torchx_kfp.common.extras",

@@ -122,9 +122,10 @@ def parents_in(aliases: Sequence[str], words: Sequence[str]) -> Mapping[str, pro
 #: The file at the beginning of a workspace's archive, and where its content is there: ``contract.carried.workspace``.
 UNPACKER, _UNPACKER_FROM, _UNPACKER_TO = ".torchx_kfp/unpack.py", 512, 8704
 #: Fetches the archive whose URL is ``$0``, or ``CODE_URL`` if ``$0`` is the name of the stage's code; checks its
-#: digest, and only then runs the unpacker that is in the archive, with the archive as ``f``, its URL as ``u``, and the
-#: words after ``$0``. Without a URL, the image needs nothing. The working directory may have modules with the names of
-#: Python's, and an archive of an earlier form begins with a file of the workspace.
+#: digest, and only then runs the unpacker that is in the archive, with the archive as ``f`` and the words after ``$0``.
+#: It waits for S3 as long as ``storage.open_storage`` does. Without a URL, the image needs nothing. The working
+#: directory may have modules with the names of Python's, and an archive of an earlier form begins with a file of the
+#: workspace.
 _WORKSPACE = f"""[ -z "$0" ]||{{ hash python3||{{ echo torchx-kfp: a workspace needs python3 and fsspec >&2
 exit 125;}};exec python3 -c "import os,sys
 sys.path=[*filter(None,sys.path)]
@@ -132,6 +133,7 @@ u=sys.argv[1]
 try:
  if u[:5]=='code:':u=os.environ['{protocol.CODE_URL}']
  import fsspec,hashlib
+ fsspec.config.conf.setdefault('s3',{{}}).setdefault('config_kwargs',{{}}).setdefault('retries',{{'total_max_attempts':7}})
  f,p=fsspec.core.url_to_fs(u)
  f=f.cat_file(p)
  h=hashlib.sha256(f).hexdigest()

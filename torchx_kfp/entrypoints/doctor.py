@@ -32,7 +32,7 @@ from torchx_kfp.execution.host.answers import NO_NAMESPACE, as_object, as_text
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Timeouts
 from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, variable
 from torchx_kfp.execution.host.storage import is_of_this_machine, storage_of
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
 #: The versions of Python with which torchx-kfp is tested, and the oldest backend that is supported.
 _OLDEST_PYTHON, _NEWEST_PYTHON, _OLDEST_KFP = (3, 10), (3, 13), (2, 14)
@@ -231,7 +231,7 @@ def _states_of_stages(look: CheckUp) -> str:
 def _tracker_base(look: CheckUp) -> str:
     if not look.base:
         raise NotAsked("None is given: --tracker-base s3://bucket/results.")
-    Recorder.open(look.base).verify_writable()
+    Recorder(look.base, patience=SHORT_PATIENCE).verify_writable()
     return f"{shown(look.base)} was written and read from here; the file is removed."
 
 

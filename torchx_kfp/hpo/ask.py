@@ -26,6 +26,7 @@ from typing import Any
 from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, ask_random
 from torchx_kfp.tracking.recorder import Recorder
 from torchx_kfp.tracking.run import current_run
@@ -91,7 +92,7 @@ def main(text: str) -> None:
     given = json.loads(text)
     definition = given["definition"]
     run = current_run()
-    recorder = Recorder.open(os.environ[protocol.TRACKER_BASE])
+    recorder = Recorder(os.environ[protocol.TRACKER_BASE], patience=PATIENCE)
     reads = protocol.decode(os.environ).parents
     stated = {"name": given["name"], "round": 1, "definition": definition, "trials": [], "asked": [], "state": None}
     reasons: list[str] = []

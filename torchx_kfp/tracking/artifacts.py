@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import describe_unknown, shown
-from torchx_kfp.contract.carried.publisher import FILES
+from torchx_kfp.contract.carried.storage import FILES
 from torchx_kfp.errors import CorruptArtifactError, MissingArtifactError, ResultRefusedError, TrackerError, explain
 from torchx_kfp.tracking.entries import add_entry, encode_json
 from torchx_kfp.tracking.store import Store, key_text, new_entry_name

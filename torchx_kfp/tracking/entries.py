@@ -7,7 +7,7 @@ that keys of results cannot name and listings of results leave out, with one fol
     <tracker base>/.torchx_kfp/runs/<run id>/<nanoseconds>-<random>.<field>[.<field>]    {"<field>": ...}
 
 ``<run id>`` is that of a stage, or a whole pipeline run. ``records`` says which fields there are. The programs that
-commands carry share the layout (``carried.publisher``).
+commands carry share the layout (``carried.storage``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from torchx_kfp.contract.carried.publisher import RUNS
+from torchx_kfp.contract.carried.storage import RUNS
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking.store import Store, is_key, key_text, new_entry_name, pipeline_run
 

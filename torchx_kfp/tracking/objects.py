@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import math
 import os
@@ -12,11 +13,8 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-import fsspec
-from fsspec.core import url_to_fs
-
-from torchx_kfp.common.safe_files import PRIVATE
 from torchx_kfp.common.text import shown
+from torchx_kfp.contract.carried.storage import PRIVATE, TEMPORARY, open_storage, write_whole
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking.store import File, Store
 
@@ -43,6 +41,8 @@ _PARTS, _PART = 4, 8 << 20
 _LOCAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: The fields in which fsspec's file systems give the time at which a file was written.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+#: What drivers say of a range that an object does not have. They put names into their messages as well.
+_RANGE = re.compile(r"\bInvalidRange\b|[Rr]ange (?:is )?not satisfiable|\b416\b")
 
 #: Exceptions of drivers that find no credentials, botocore and google-auth -> where they look for them.
 _NO_CREDENTIALS = {
@@ -54,24 +54,9 @@ _NO_CREDENTIALS = {
 
 
 def open_filesystem(base: str, patience: float) -> tuple[Any, str]:
-    """Return the fsspec file system that the URL names, and the path on it. No request is sent yet.
-
-    The drivers try again by themselves. For S3, botocore's waits are doubled, and sum up to half of the patience in the
-    mean; s3fs tries again if a connection fails, also in the middle of an answer. The user's own configuration of
-    botocore takes precedence.
-    """
-    attempts = 2 + int(math.log2(1 + min(patience, 3600.0))) if patience else 1
-    options = {}
-    for protocol in re.findall(r"(?:^|::)(s3a?)://", base):
-        own: dict[str, Any] = {}
-        for name in ("s3", "s3a"):
-            own |= fsspec.config.conf.get(name, {}).get("config_kwargs", {})
-        retries = {"mode": "legacy", "total_max_attempts": attempts}  # "standard" gives up when many calls fail at once
-        config = {"max_pool_connections": _REQUESTS, "retries": retries, **own}
-        options[protocol] = {"config_kwargs": config, "use_listings_cache": False, "max_concurrency": _PARTS}
-    filesystem, path = url_to_fs(base, **options)
-    if options and hasattr(filesystem, "retries"):
-        filesystem.retries = min(attempts, 3)
+    """Return the file system of a tracker base, and the path on it: see ``open_storage``."""
+    options = {"use_listings_cache": False, "max_concurrency": _PARTS}
+    filesystem, path = open_storage(base, patience, {"max_pool_connections": _REQUESTS}, options)
     return filesystem, path
 
 
@@ -119,30 +104,26 @@ class FsspecStore(Store):
                 yield bytes(content)
             elif isinstance(content, FileNotFoundError) and not _bucket_is_missing(content):
                 yield None
-            elif "range" in str(content).lower() and self._fs.size(path) == 0:
-                yield b""  # an empty object does not have the first byte
+            elif self._is_empty(path, content):
+                yield b""
             else:
                 raise self.problem("read", key, content) from content
+
+    def _is_empty(self, path: str, error: BaseException) -> bool:
+        """Tell whether an object has no first byte, so that its range was rejected."""
+        with contextlib.suppress(Exception):  # an error that is about something else counts itself
+            return bool(_RANGE.search(str(error))) and self._fs.size(path) == 0
+        return False
 
     def write(self, key: str, content: bytes) -> None:
         path = self._path(key)
         try:
-            try:
-                self._pipe(path, content)
-            except FileNotFoundError:
-                if self._objects:  # the bucket is missing, and buckets are not created here
-                    raise
-                # Only now: on SFTP, this asks for each folder of the path, and may ask for those that others own.
-                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._pipe(path, content)
+            if self._asynchronous:
+                self._timed(self._fs._pipe_file(path, content), len(content))
+            else:
+                write_whole(self._fs, path, content)
         except Exception as error:  # each store's client raises its own errors
             raise self.problem("write", key, error) from error
-
-    def _pipe(self, path: str, content: bytes) -> None:
-        if self._asynchronous:
-            self._timed(self._fs._pipe_file(path, content), len(content))
-        else:
-            self._fs.pipe_file(path, content)
 
     def _timed(self, call: Coroutine[Any, Any, T], size: int) -> T:
         """Return the value of a coroutine that sends bytes, unless it takes too long for this size."""
@@ -211,7 +192,12 @@ class FsspecStore(Store):
             for name, entry in (found.items() if isinstance(found, dict) else ())
             if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
         ]
-        return sorted(file for file in files if private or PRIVATE not in file.key[len(prefix) :].split("/"))
+        return sorted(
+            file
+            for file in files
+            if (private or PRIVATE not in file.key[len(prefix) :].split("/"))
+            and not file.key.rpartition("/")[2].startswith(TEMPORARY)
+        )
 
     def _path(self, key: str) -> str:
         path = f"{self._root}/{key}"
@@ -276,7 +262,7 @@ def _modified(entry: Mapping[str, Any]) -> float:
 
 def _layers(filesystem: Any) -> Iterator[Any]:
     """Yield the file system and those that it wraps."""
-    while filesystem is not None:
+    while hasattr(filesystem, "protocol"):  # pyarrow's file systems, which fsspec wraps, are others
         yield filesystem
         filesystem = vars(filesystem).get("fs")
 

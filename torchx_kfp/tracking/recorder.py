@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from torchx_kfp.common.text import counted, size_text
-from torchx_kfp.contract.carried.publisher import FILES, PRIVATE, RUNS, fields_of
+from torchx_kfp.contract.carried.storage import FILES, PRIVATE, RUNS, fields_of
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.tracking.artifacts import Artifact, StoredFiles
 from torchx_kfp.tracking.curves import Curve
@@ -37,6 +37,7 @@ from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_w
 __all__ = [
     "REPLAY",
     "REPLAY_OF",
+    "SHORT_PATIENCE",
     "Artifact",
     "Code",
     "Curve",
@@ -65,18 +66,8 @@ class Recorder(FsspecResultTracker):
     An entry that cannot be understood is left out, with a warning in the log, and is in ``Records.problems``.
     """
 
-    @classmethod
-    def open(cls, base: str, directory: str | os.PathLike[str] = "") -> Recorder:
-        """Open a tracker base for somebody who waits: calls are retried for a few seconds only.
-
-        Args:
-            base: the tracker base.
-            directory: the directory to which a relative base is relative, by default the current one.
-
-        Raises:
-            TrackerBaseError: the base cannot be used.
-        """
-        return cls(absolute_base(base, directory) if directory else base, patience=SHORT_PATIENCE)
+    def __init__(self, tracker_base: str | os.PathLike[str], *, patience: float) -> None:
+        super().__init__(tracker_base, patience=patience)
 
     @property
     def folder(self) -> str | None:

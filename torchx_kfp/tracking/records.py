@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchx_kfp.common.git import GitState
-from torchx_kfp.contract.carried.publisher import fields_of
+from torchx_kfp.contract.carried.storage import fields_of
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.artifacts import Artifact, parse_artifact
 from torchx_kfp.tracking.curves import History, join_curves

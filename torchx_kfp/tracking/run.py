@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchx_kfp.common.text import SuggestingDict, describe_unknown, shown
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import (
     KeyRefusedError,
     MissingArtifactError,
@@ -27,7 +28,7 @@ from torchx_kfp.tracking.lineage import Lineage, rank, read_lineage, record_star
 from torchx_kfp.tracking.records import Record, Source, read_record
 from torchx_kfp.tracking.results import Result, check_results, join_named, results_frame
 from torchx_kfp.tracking.steps import flush, step_log
-from torchx_kfp.tracking.store import PATIENCE, key_text
+from torchx_kfp.tracking.store import key_text
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 if TYPE_CHECKING:

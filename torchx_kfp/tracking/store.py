@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from torchx_kfp.common.safe_files import PRIVATE
 from torchx_kfp.common.text import shown
+from torchx_kfp.contract.carried.storage import PRIVATE
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Seconds for which the drivers of object stores keep trying, about. A restart of a storage server or of a node's
-#: network takes less.
-PATIENCE = 60.0
-#: The same while a user waits: at a command line, for a page, or for the next stage of a run on this machine.
+#: Seconds for which the drivers of object stores keep trying while a user waits: at a command line, for a page, or for
+#: the next stage of a run on this machine. Stages have ``storage.PATIENCE``.
 SHORT_PATIENCE = 5.0
 #: The bytes of a file of results or records, at most. They have kilobytes; curves are bounded.
 LARGEST_RECORD = 64 << 20

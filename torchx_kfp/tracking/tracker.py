@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from torchx_kfp.common.extras import install_line
 from torchx_kfp.common.text import SuggestingDict, did_you_mean_path, shown
+from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import Found, warn_once
 from torchx_kfp.tracking.records import is_replay, read_record
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
-from torchx_kfp.tracking.store import PATIENCE, Key, Store, key_text
+from torchx_kfp.tracking.store import Key, Store, key_text
 
 if TYPE_CHECKING:
     import pandas
@@ -79,7 +80,7 @@ class FsspecResultTracker(ResultTracker):
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
-        self._store = open_store(tracker_base, patience)
+        self._store = _open_store(tracker_base, patience)
 
     @property
     def store(self) -> Store:
@@ -209,16 +210,8 @@ class FsspecResultTracker(ResultTracker):
         return f"FsspecResultTracker({self.tracker_base!r})"
 
 
-def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE) -> Store:
-    """Open the store of a tracker base. No request is sent to an object store yet.
-
-    Args:
-        tracker_base: an fsspec URL or a local directory.
-        patience: seconds for which S3 is tried again before a call raises, about.
-
-    Raises:
-        TrackerBaseError: the base is empty, has an unknown protocol, or needs a package that is not installed.
-    """
+def _open_store(tracker_base: str | os.PathLike[str], patience: float) -> Store:
+    """Open the store of a tracker base. No request is sent to an object store yet."""
     base = check_tracker_base(tracker_base)
     if base.startswith("~") and os.path.expanduser(base) == base:
         raise TrackerBaseError(
@@ -293,6 +286,12 @@ def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
             f"The tracker base {base!r} has only one slash after its protocol, so it would be a local directory. "
             f"Write {base.replace(':/', '://', 1)!r}, or './{base}' if you mean a directory."
         )
+    layers, _, rest = base.rpartition("::")
+    if "cache" in layers:
+        raise TrackerBaseError(
+            f"The tracker base {base!r} has a cache, which would keep results on the machine of each stage, where "
+            f"others do not find them. Use {rest!r}."
+        )
     return base
 
 
@@ -310,15 +309,16 @@ def verify_there(tracker: FsspecResultTracker) -> None:
     )
 
 
-def open_tracker(tracker_base: str | os.PathLike[str]) -> FsspecResultTracker:
+def open_tracker(tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> FsspecResultTracker:
     """Return the tracker of a base, to query what runs have recorded there: ``open_tracker(base).to_frame()``.
 
     Args:
         tracker_base: an fsspec URL or a local directory.
+        patience: seconds for which S3 is tried again before a call raises, about.
 
     Raises:
         TrackerError: the base cannot be used, or is a directory that does not exist.
     """
-    tracker = FsspecResultTracker(tracker_base)
+    tracker = FsspecResultTracker(tracker_base, patience=patience)
     verify_there(tracker)
     return tracker

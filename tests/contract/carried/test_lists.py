@@ -114,7 +114,7 @@ def test_the_last_metadata_counts_and_results_come_first(publish: Publish, tmp_p
     ("kind", "recorded", "facts"),
     [
         ("list", {}, ["'trials' as list", "recorded nothing"]),
-        ("list", {"trails": []}, ["'trials' as list", "recorded trails", "Did you mean 'trails'?"]),
+        ("list", {"trails": []}, ["'trials' as list", "recorded trails"]),
         ("list", {"trials": {}}, ["'trials' as list", "recorded {}"]),
         ("dict", {"trials": []}, ["'trials' as dict", "recorded []"]),
         ("dict", {"trials": "{}"}, ["'trials' as dict", "recorded '{}'"]),

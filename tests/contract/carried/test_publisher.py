@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from kfp import dsl
 
 from tests.contract.carried.published import RUN_ID, Stage
+from torchx_kfp.contract.carried.programs import PUBLISHER
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -330,6 +330,43 @@ def test_numbers_that_six_decimals_would_change_are_text(tmp_path: Path) -> None
     assert [*stage.report()["metrics"]["metadata"].values()] == [*values[:5], "0.0001234", "-3.3e-07", "5e-324"]
 
 
+def test_a_path_that_reads_like_a_chain_of_urls(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, artifacts={"file": dsl.Model})
+    (tmp_path / "a::b").write_text("{}")
+    stage.register("file", str(tmp_path / "a::b"))
+    done = stage.run("true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out" / "file").read_text() == "{}"
+
+
+@pytest.mark.parametrize("where", ["its own disk", "the base", "a link in the base"])
+def test_files_of_another_stage_are_below_the_tracker_base(where: str, tmp_path: Path) -> None:
+    """The pod that publishes has files of its own at the paths of other pods."""
+    (tmp_path / "model").write_text("weights")
+    stage = Stage(tmp_path)
+    if where == "a link in the base":
+        Path(stage.base).mkdir()
+        Path(stage.base, "link").symlink_to(tmp_path / "model")
+    path = Path(stage.base, "link") if where == "a link in the base" else tmp_path / "model"
+    stage.register("model", str(path), store=where == "the base")
+    (tmp_path / "run_id").write_text(RUN_ID)
+    outputs = {
+        "parameters": {"run_id": {"outputFile": str(tmp_path / "run_id")}},
+        "artifacts": {name: {"artifacts": [{"metadata": {}}]} for name in ("metrics", "model")},
+        "outputFile": str(tmp_path / "executor_output.json"),
+    }
+    spec = {"results": {}, "artifacts": {"model": ["model", 0]}}
+    words = [json.dumps(spec), json.dumps({"outputs": outputs}), str(tmp_path / "metrics"), str(tmp_path / "copy")]
+    environ = {**os.environ, "TORCHX_TRACKER_BASE": stage.base, "TORCHX_JOB_ID": RUN_ID}
+    done = subprocess.run([sys.executable, "-c", PUBLISHER, *words], env=environ, capture_output=True, text=True)
+    if where == "the base":
+        assert (done.returncode, done.stderr, (tmp_path / "copy").read_text()) == (0, "", "weights")
+    else:
+        assert done.returncode == 1
+        assert f"{path} is on another stage's disk: register it there with store=True" in done.stderr
+        assert not (tmp_path / "copy").exists()
+
+
 def test_a_local_file_or_folder_is_kept_by_kfp(tmp_path: Path) -> None:
     stage = Stage(tmp_path, artifacts={"file": dsl.Model, "folder": dsl.Model})
     (tmp_path / "model[1]" / "deep").mkdir(parents=True)
@@ -342,59 +379,6 @@ def test_a_local_file_or_folder_is_kept_by_kfp(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").read_text() == "{}"
     assert (tmp_path / "out" / "folder" / "deep" / "weights").read_bytes() == b"\0\1"
     assert stage.report()["folder"]["uri"] == "s3://bucket/root/folder", "where KFP puts it"
-
-
-# Files whose reading never ends
-
-
-def make_fifo(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(path)
-    return path
-
-
-def assert_refused(done: subprocess.CompletedProcess[str], path: Path | str) -> None:
-    assert done.returncode == 1
-    assert f"{path} is not a regular file" in done.stderr
-
-
-@pytest.mark.parametrize("place", ["results", "entry", "path", "url", "folder", "link", "x", "model", "report"])
-def test_a_fifo_is_refused_wherever_a_file_is_read_or_written(place: str, tmp_path: Path) -> None:
-    """The application may have created it."""
-    stage = Stage(tmp_path, results={"x": float}, artifacts={"model": dsl.Model})
-    model = tmp_path / "models" / "model"
-    made = {
-        "results": Path(stage.base, RUN_ID),
-        "entry": Path(stage.base, ".torchx_kfp/runs", RUN_ID, "0.artifacts"),
-        "report": tmp_path / "out" / "executor_output.json",
-        **{output: tmp_path / "out" / output for output in ("x", "model")},
-    }.get(place, model)
-    if place != "results":
-        stage.record('{"x": 1}')
-    path = make_fifo(made)
-    (tmp_path / "link").symlink_to(model)
-    named = {"path": model, "url": f"file://{model}", "folder": model.parent, "link": tmp_path / "link"}
-    name_artifact(stage, "model", str(named.get(place, __file__)))
-    assert_refused(stage.run("true"), named[place] if place == "link" else path)
-
-
-def test_an_artifact_that_is_a_device_or_a_socket_is_refused(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, artifacts={"page": dsl.HTML})
-    name_artifact(stage, "page", "/dev/zero")
-    assert_refused(stage.run("true"), "/dev/zero")
-    with socket.socket(socket.AF_UNIX) as bound:
-        path = tmp_path / "s"
-        bound.bind(str(path))
-        name_artifact(stage, "page", str(path))
-        assert_refused(stage.run("true"), path)
-
-
-def name_artifact(stage: Stage, name: str, path: str) -> None:
-    """Register an artifact, as an application in any language can."""
-    folder = Path(stage.base, ".torchx_kfp/runs", RUN_ID)
-    folder.mkdir(parents=True, exist_ok=True)
-    entry = {"artifacts": {name: {"path": path, "metadata": {}}}}
-    (folder / f"{time.time_ns()}.artifacts").write_text(json.dumps(entry))
 
 
 # Images

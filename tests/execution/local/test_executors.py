@@ -51,7 +51,7 @@ def test_tracker_bases_of_this_machine(tmp_path):
     inputs = {"tracker_base": f"file://{tmp_path}/b%20c", "pipelinechannel--tracker_base": "s3://bucket", "x": "/etc"}
     assert tracker_bases(command, inputs) == [f"{tmp_path}/a", f"{tmp_path}/b%20c"]
     # The tracker takes a URL of a file as it is, too.
-    assert str(Recorder.open(f"file://{tmp_path}/b%20c").folder) == f"{tmp_path}/b%20c"
+    assert str(Recorder(f"file://{tmp_path}/b%20c", patience=0).folder) == f"{tmp_path}/b%20c"
     with pytest.raises(
         ValueError, match=says("records results at 'results'", "another folder in a container", "absolute path", "Give")
     ):

@@ -31,15 +31,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# The files of runs below a tracker base, which ``torchx_kfp.tracking`` reads and writes with more checks
-
-#: The folder for everything that a tracker keeps besides results. Listings leave it out.
-PRIVATE = ".torchx_kfp"
-#: The folders below which each run has one for its entries (``tracking.entries``), and one for files that it stores.
-RUNS = f"{PRIVATE}/runs"
-FILES = f"{PRIVATE}/files"
-#: Begins the names of temporary files. Listings leave them out.
-TEMPORARY = f"{PRIVATE}-"
+from torchx_kfp.contract.carried.storage import RUNS, open_storage, read_field, read_json, write_whole
 
 #: KFP passes numbers as doubles in JSON, which has neither NaN nor infinity. This number replaces them.
 LARGEST = sys.float_info.max
@@ -72,36 +64,10 @@ def say(*words: object) -> None:
         pass
 
 
-def fields_of(key: str, /) -> set[str]:
-    """Return the fields that an entry has, which are in its name: ``<time>-<random>.<field>[.<field>]``."""
-    return {*key.rpartition("/")[2].split(".")[1:]}
-
-
-def regular(path: str, local: bool = True, /) -> str:
-    """Return the path if it is a file, a folder or missing. Reading a FIFO or a device might never end."""
-    if local and os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise ValueError(f"{path} is not a regular file")
-    return path
-
-
-def read_json(store: Any, path: str, /, **options: Any) -> Any:
-    """Return the content of a JSON file in a store of fsspec."""
-    return json.loads(store.cat_file(regular(path, hasattr(store, "local_file"))), **options)
-
-
-def read_field(store: Any, folder: str, field: str, /, **options: Any) -> dict[str, Any]:
-    """Return what the entries in a folder have in a field; the latest one counts."""
-    found: dict[str, Any] = {}
-    for path in sorted(store.ls(folder, False) if store.exists(folder) else ()):
-        if field in fields_of(path):
-            found.update(read_json(store, path, **options)[field])
-    return found
-
-
 def write_text(path: str, text: str, /) -> None:
     """Write a file on this machine, and create its folder if it is missing."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(regular(path), "wb") as file:
+    with open(path, "wb") as file:
         file.write(text.encode())
 
 
@@ -171,14 +137,7 @@ def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
         recorded: the results or artifacts that the stage recorded, by name.
         kind: the result's declared type.
     """
-    import difflib
-
-    if name in recorded:
-        there = repr(recorded[name])[:500]
-    else:
-        there = ", ".join([*recorded][:20]) or "nothing"
-        for other in difflib.get_close_matches(name, recorded, 1):
-            there += f". Did you mean {other!r}?"
+    there = repr(recorded[name])[:500] if name in recorded else ", ".join([*recorded][:20]) or "nothing"
     return f"declares the {what} {name!r}{kind and ' as ' + kind} but recorded {there}"
 
 
@@ -243,11 +202,9 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     Returns:
         True if something declared is missing, has another type, or is an int that a double cannot represent.
     """
-    import fsspec
-
     failed = False
     stage = run_id.split("/")[-2:][0]
-    store, root = fsspec.core.url_to_fs(base)
+    store, root = open_storage(base)
     path, folder = f"{root}/{run_id}", f"{root}/{RUNS}/{run_id}"
     try:
         results = read_json(store, path)
@@ -255,14 +212,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
         results = {}
     if "may_fail" in spec:
         results["exit_code"] = code
-        text = json.dumps(results, indent=2)
-        if hasattr(store, "local_file"):
-            # A reader sees the old results or the new ones.
-            part = f"{os.path.dirname(path)}/{TEMPORARY}{os.urandom(8).hex()}"
-            write_text(part, text)
-            os.replace(part, path)
-        else:
-            store.pipe_file(path, text.encode())
+        write_whole(store, path, json.dumps(results, indent=2).encode())
     metrics = metrics_of(results)
     recorded = results
     if any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
@@ -281,10 +231,11 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     artifacts = outputs["artifacts"]
     publish_artifact(artifacts["metrics"], metrics, paths[0])
     entries = read_field(store, folder, "artifacts", parse_constant=str) if spec["artifacts"] else {}
+    only = os.path.realpath(root) + "/" if code is None else ""
     for (output, (name, shown)), target in zip(spec["artifacts"].items(), paths[1:]):  # noqa: B905 (Python 3.8)
         if name in entries:
             entry = entries[name]
-            publish_artifact(artifacts[output], entry["metadata"], target, entry["path"], shown)
+            publish_artifact(artifacts[output], entry["metadata"], target, entry["path"], shown, only)
         else:
             failed = True
             say(stage, missing("artifact", name, entries))
@@ -307,7 +258,9 @@ def metrics_of(results: Any, /) -> dict[str, float]:
     return metrics
 
 
-def publish_artifact(output: Any, metadata: Any, target: str, path: str = "", shown: bool = False, /) -> None:
+def publish_artifact(
+    output: Any, metadata: Any, target: str, path: str = "", shown: bool = False, only: str = "", /
+) -> None:
     """Write an artifact's metadata, and its content or a file that names its location.
 
     Args:
@@ -316,6 +269,11 @@ def publish_artifact(output: Any, metadata: Any, target: str, path: str = "", sh
         target: the local file of the artifact, which KFP stores.
         path: where the application has put the artifact; empty if there are only metadata.
         shown: whether KFP's UI shows it.
+        only: what the paths of local files begin with. If another stage has registered the artifact, they are below the
+            tracker base: others are on the disk of its pod, and this one has its own files at such paths.
+
+    Raises:
+        ValueError: a local file is elsewhere.
     """
     # KFP keeps six decimals of a number (MLMD's text form of a double), so 1e-7 becomes 0. Text stays exact.
     described = output["artifacts"][0]["metadata"] = {
@@ -323,15 +281,19 @@ def publish_artifact(output: Any, metadata: Any, target: str, path: str = "", sh
         for key, value in metadata.items()
     }
     # KFP's UI shows an artifact's content, and nobody else keeps local files: KFP has to store both.
-    if path and (shown or "://" not in path or path.startswith(("file:", "local:"))):
+    is_local = "://" not in path or path.startswith(("file:", "local:"))
+    if path and (shown or is_local):
         import fsspec
 
-        source, path = fsspec.core.url_to_fs(path)
+        # A local path may have "::" in it.
+        source, path = open_storage(path) if "://" in path else (fsspec.filesystem("file"), path)
         # Files are copied one by one: fsspec would read a name with brackets as a pattern.
         for file in source.find(path) or [path]:
-            copy = regular(target + file[len(path) :])
+            if is_local and not os.path.realpath(file).startswith(only):
+                raise ValueError(f"{file} is on another stage's disk: register it there with store=True")
+            copy = target + file[len(path) :]
             os.makedirs(os.path.dirname(copy), exist_ok=True)
-            source.get_file(regular(file, hasattr(source, "local_file")), copy)
+            source.get_file(file, copy)
         return
     # An artifact elsewhere stays there: KFP passes on a file that names its location. If the artifact had a URI outside
     # of the pipeline root, KFP's launcher would fail, here or in the task that consumes it.

@@ -77,41 +77,10 @@ def unpack(archive: bytes, folder: str, /) -> None:
             raise ValueError(f"it has a link to {target!r}")
 
 
-def record(url: str, /) -> None:
-    """Record which code a run has, if nobody has: KFP's UI and schedules start runs that no submit has recorded.
-
-    So commands can name it (``tracking.records``). The stage runs anyway.
-
-    Args:
-        url: where the workspace is.
-    """
-    base, _, file = url.rpartition(f"/{_OWN}workspaces/")
-    run = os.environ.get("TORCHX_JOB_ID", "").split("/")[0]
-    digest = file[:64].encode()
-    if not (run and base):
-        return
-    try:
-        import fsspec
-
-        store, folder = fsspec.core.url_to_fs(f"{base}/{_OWN}runs/{run}")
-        # There may be the code of other stages.
-        found = store.ls(folder, False) if store.exists(folder) else []
-        entries = [path for path in found if ".code" in path.split("/")[-1]]
-        if not any(digest in store.cat_file(path) for path in entries):
-            # A reader finds the whole entry or none. It sorts before those that have the time as their name.
-            part = f"{folder}/.torchx_kfp-{os.urandom(8).hex()}"
-            store.makedirs(folder, exist_ok=True)
-            store.pipe_file(part, b'{"code": [{"digest": "%s"}]}' % digest)
-            store.mv(part, f"{folder}/0-{file[:16]}.code")
-    except Exception as error:  # each file system has its own errors
-        print(f"torchx-kfp: the code of the run {run} is not recorded: {error}", file=sys.stderr)
-
-
-def start(archive: bytes, words: list[str], url: str = "", /) -> None:
+def start(archive: bytes, words: list[str], /) -> None:
     """Unpack the workspace into a new folder, and replace this process by the application, which starts there."""
     folder = os.path.realpath(tempfile.mkdtemp(prefix="workspace-", dir=os.environ.get("TORCHX_KFP_WORKSPACES")))
     unpack(archive, folder)
-    record(url)
     os.chdir(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     try:
@@ -122,4 +91,4 @@ def start(archive: bytes, words: list[str], url: str = "", /) -> None:
 
 
 if __name__ == "__main__":
-    start(globals()["f"], sys.argv[2:], globals()["u"])
+    start(globals()["f"], sys.argv[2:])

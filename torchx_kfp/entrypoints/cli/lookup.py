@@ -42,7 +42,7 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.history import RunReader, find_run, is_run, read_run
 from torchx_kfp.execution.runs.record import RunRecord, missing, untracked, why_not_read
 from torchx_kfp.execution.runs.source import RunSource
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 from torchx_kfp.tracking.tracker import absolute_base
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Lookup:
         except TrackerBaseError:
             if self.base or not untracked(record):
                 raise
-            return Recorder.open(base)  # a base that no stage uses need not exist
+            return Recorder(base, patience=SHORT_PATIENCE)  # a base that no stage uses need not exist
 
     def view(self, source: RunSource) -> RunView:
         """Return a run as its report shows it, with the tracker base that the user has named, if it needs that."""

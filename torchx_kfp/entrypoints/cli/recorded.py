@@ -20,7 +20,7 @@ from torchx_kfp.errors import (
 )
 from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names, task_name
 from torchx_kfp.execution.runs.record import RunRecord, cached_by_kfp, untracked
-from torchx_kfp.tracking.recorder import Recorder, is_replay
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import verify_there
 
@@ -31,7 +31,7 @@ def open_recorder(base: str) -> Recorder:
     Raises:
         TrackerBaseError: the base is malformed, or a local one does not exist: reading itself would not fail.
     """
-    recorder = Recorder.open(base)
+    recorder = Recorder(base, patience=SHORT_PATIENCE)
     verify_there(recorder)
     return recorder
 

@@ -17,7 +17,7 @@ from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.host.cached import Parents
 from torchx_kfp.execution.host.connection import in_thread
 from torchx_kfp.execution.runs.record import missing, why_not_read
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
 _Result = TypeVar("_Result")
 #: The run id of each execution, by its name, and its results.
@@ -90,7 +90,7 @@ class ResultReader:
         return found
 
     def _read(self, base: str, names: Collection[str]) -> tuple[_Found, str]:
-        recorder = Recorder.open(base)
+        recorder = Recorder(base, patience=SHORT_PATIENCE)
         run_ids = find_run_ids(recorder, names)
         if self._run_ids_only:
             return {name: (run_id, {}) for name, run_id in run_ids.items()}, ""
@@ -100,4 +100,4 @@ class ResultReader:
 
 
 def _parents(base: str, run_ids: Collection[str]) -> tuple[Parents, str]:
-    return Recorder.open(base).parents(run_ids), ""
+    return Recorder(base, patience=SHORT_PATIENCE).parents(run_ids), ""

@@ -48,7 +48,7 @@ from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, names_
 from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
 from torchx_kfp.execution.runs.watch import ending_signals
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ class Attempt(threading.Thread):
         result = dataclasses.replace(result, run_id=run_id)
         with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
             # The runner may be in another directory than the stage.
-            recorder = Recorder.open(base, plan.directory)
+            recorder = Recorder(absolute_base(base, plan.directory), patience=SHORT_PATIENCE)
             result = dataclasses.replace(result, results=recorder.get(run_id))
             if not result.exit_code:
                 artifacts = recorder.record(run_id, "artifacts").artifacts

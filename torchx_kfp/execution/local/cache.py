@@ -33,7 +33,7 @@ from torchx_kfp.execution.runs.events import StageFinished, decode, encode
 from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.local.attempt import RunContext
@@ -221,7 +221,7 @@ class Cache:
             return True
         place = base, run_id.partition("/")[0]
         try:
-            recorder = Recorder.open(base, self._directory)
+            recorder = Recorder(absolute_base(base, self._directory), patience=SHORT_PATIENCE)
             if place not in self._recorded:
                 self._recorded[place] = frozenset()
                 self._recorded[place] = frozenset(recorder.keys(place[1]))

@@ -30,7 +30,7 @@ from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, O
 from torchx_kfp.execution.pipeline.values import TYPE_NAMES
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk
 from torchx_kfp.execution.runs.earlier_run import whole_pipeline
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
 _ON_KFP = "Run the pipeline on KFP"
 # Types of inputs that KFP itself fills in: the final status of another task, and this task's Kubernetes settings.
@@ -200,7 +200,7 @@ def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
         if any(f"{base}/".startswith(f"{one.target}/") and one.source != one.target for one in options.mounts):
             continue
         try:
-            Recorder.open(base, options.directory).verify_writable()
+            Recorder(absolute_base(base, options.directory), patience=SHORT_PATIENCE).verify_writable()
         except MissingCredentialsError:
             # A stage may get what this process does not have: variables, secrets or config maps.
             if not any(

@@ -27,7 +27,7 @@ from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.state import RunState, Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import Artifact, Record, Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Artifact, Record, Recorder
 
 _READS = re.compile(rf"{READS}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
@@ -209,7 +209,7 @@ def read_tracked(run: RunView) -> Tracked:
             problems.append(missing(base, why))
             continue
         try:
-            found = Recorder.open(base).records([run.run.run_id, *wanted])
+            found = Recorder(base, patience=SHORT_PATIENCE).records([run.run.run_id, *wanted])
             records.update({(base, run_id): found[run_id] for run_id in wanted})
             problems += map(str, found.problems)
             whole = found.get(run.run.run_id, whole)

@@ -26,7 +26,7 @@ from torchx_kfp.execution.runs.events import StageFinished, encode, read_fields
 from torchx_kfp.execution.runs.record import RunRecord, why_not_read
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
 #: The version of the record.
 _VERSION = 3
@@ -224,7 +224,7 @@ def _what_is_gone(
         removed: set[str] = set()
         try:
             if not why:
-                recorder = Recorder.open(record.absolute_base(base))
+                recorder = Recorder(record.absolute_base(base), patience=SHORT_PATIENCE)
                 there = {run: recorder.keys(run) for run in {_run_of(end) for end in stages} if run}
                 removed = {run for run, keys in there.items() if not (keys or recorder.records([run]))}
         except TrackerError as error:

@@ -35,6 +35,7 @@ from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.stage_code import changed_files, name_code
 from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
 from torchx_kfp.tracking.recorder import (
+    SHORT_PATIENCE,
     Code,
     PackedWorkspace,
     Recorder,
@@ -104,7 +105,7 @@ class PreparedRun:
         if not (code or self.tags or resumes) or not base or not isinstance(base, str):
             return
         try:
-            recorder = Recorder.open(base)
+            recorder = Recorder(base, patience=SHORT_PATIENCE)
             # A folder that only pods have is not made here.
             if recorder.folder is None or os.path.isdir(recorder.folder):
                 recorder.add_start(run, code, self.tags, list(dict.fromkeys(filter(None, resumes))))
@@ -241,7 +242,7 @@ def _changed_files(earlier: EarlierRun, stages: Iterable[ScopedTask], archive: b
     before = {stage.name: stage for stage in known if stage.workspace == url}
     both = {stage.name: (before[stage.name], stage) for stage in stages if stage.name in before}
     try:
-        store = Recorder.open(earlier.record.absolute_base(base)).store
+        store = Recorder(earlier.record.absolute_base(base), patience=SHORT_PATIENCE).store
         return changed_files(both, read_workspace(store, digest), archive)
     except (TorchxKfpError, OSError, ValueError):  # it is gone, or is somebody else's
         return {}
@@ -290,7 +291,7 @@ def _recorder(pipeline: Pipeline, base: str, directory: str | None) -> Recorder:
             f"{TRACKER_BASE_PARAMETER} (on the command line, --tracker-base)."
         )
     base = absolute_base(base, directory or "")
-    recorder = Recorder.open(base)
+    recorder = Recorder(base, patience=SHORT_PATIENCE)
     if directory is None and recorder.folder is not None and not os.path.isdir(recorder.folder):
         raise ArgumentError(
             f"The code cannot be stored under {base!r}: this machine does not have that folder of the pods. Use a "

@@ -13,6 +13,7 @@ from ax.storage.metric_registry import CORE_METRIC_REGISTRY
 from torchx import specs
 
 from torchx_kfp.common.text import describe_unknown, shown
+from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import TrialError
 from torchx_kfp.tracking.recorder import Recorder
 
@@ -43,7 +44,7 @@ class TorchXMetric(IMetric):  # type: ignore[misc]
             TrackerError: the store failed.
         """
         handle, name = trial_metadata["torchx_app_handle"], self.name
-        recorder = Recorder(trial_metadata["torchx_tracker_base"])
+        recorder = Recorder(trial_metadata["torchx_tracker_base"], patience=PATIENCE)
         results: Mapping[str, Any] = {}
         history: Mapping[str, Any] = {}
         for run_id in _run_ids(recorder, handle):

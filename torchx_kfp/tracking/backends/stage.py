@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from torchx.tracker import api
 
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import NotInStageError
 from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.lineage import Lineage, read_lineage, record_start_once
@@ -34,7 +35,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str]) -> None:
-        self._recorder = Recorder(tracker_base)
+        self._recorder = Recorder(tracker_base, patience=PATIENCE)
         self.store = self._recorder.store
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:

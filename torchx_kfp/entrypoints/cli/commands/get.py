@@ -29,7 +29,7 @@ from torchx_kfp.execution.pipeline.walk import is_execution, known_stages, task_
 from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.tracking import Artifact
-from torchx_kfp.tracking.recorder import Recorder, read_workspace
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, read_workspace
 from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _get_code(run: str, folder: str | None, lookup: Lookup, *, only_lists: bool)
         raise ArgumentError(f"{url!r} of the run {record.run_id} does not name a stored workspace.")
     base = url.removesuffix(f"/{workspace_key(digest)}")
     lookup.verify_trusted(base, ran_here=record.folder is not None)
-    archive = read_workspace(Recorder.open(record.absolute_base(base)).store, digest)
+    archive = read_workspace(Recorder(record.absolute_base(base), patience=SHORT_PATIENCE).store, digest)
     try:
         sizes = {member.name: member.size for member in members(archive)}
     except tarfile.TarError as error:
