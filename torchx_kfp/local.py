@@ -43,9 +43,7 @@ from torchx_kfp.execution.runs.events import (
     StageWaiting,
 )
 from torchx_kfp.execution.runs.history import RunReader, find_run, find_runs
-from torchx_kfp.execution.runs.prepared_run import plan_run
 from torchx_kfp.execution.runs.result import RunResult, StageResult
-from torchx_kfp.execution.runs.resume_plan import ResumePlan, Step
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Watch
 
@@ -60,7 +58,6 @@ __all__ = [
     "Pipeline",
     "PipelineRetried",
     "ReplayResult",
-    "ResumePlan",
     "RunEnding",
     "RunFinished",
     "RunKeywords",
@@ -75,7 +72,6 @@ __all__ = [
     "StageStarted",
     "StageWaiting",
     "State",
-    "Step",
     "Watch",
     "attach",
     "check_supported",
@@ -83,7 +79,6 @@ __all__ = [
     "describe_parameters",
     "load_pipeline",
     "parse_arguments",
-    "plan_run",
     "remove_containers",
     "replay",
     "run",

@@ -1,4 +1,4 @@
-"""The local runner beside kfp.local on the same pipelines; a loop's memory, a run from the cache, a resumed run's plan.
+"""The local runner beside kfp.local on the same pipelines; a loop's memory, a run from the cache.
 
 Both run Python components as processes. Container components are processes here, and containers under kfp.local if a
 Docker engine answers.
@@ -7,7 +7,6 @@ Docker engine answers.
 import contextlib
 import io
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 from kfp import compiler, dsl
 
 from dev.benchmarks import medians, show, timed
-from torchx_kfp.local import RunResult, Watch, load_pipeline, plan_run, run
+from torchx_kfp.local import RunResult, Watch, run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
@@ -155,25 +154,6 @@ def from_the_cache() -> None:
     show("digits.yaml, all cached", cached, "s", most=0.65, peer=("import kfp", peer))
 
 
-def plan_of_a_resumed_run() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path, fails = f"{folder}/many.yaml", Path(folder, "fail-999")
-        compiler.Compiler().compile(many, path)
-        load = timed(lambda: load_pipeline(path))
-        fails.touch()
-        failed = run(path, {"folder": folder}, output_dir=folder, cache=False, watch=Watch())
-        fails.unlink()
-        plans = [timed(lambda: plan_run(path, resume=failed)) for _ in range(3)]
-        assert len(plan_run(path, resume=failed).kept) == 999
-    show(
-        "the plan of a resumed run of 1,000 stages",
-        statistics.median(plans),
-        "s",
-        most=0.5,
-        peer=("to read the pipeline", load),
-    )
-
-
 def main() -> None:
     for name, most in (("eight_sleeps", 2.1), ("eight_naps", None)):
         _, seconds = ours(globals()[name], parallelism=8)
@@ -183,4 +163,3 @@ def main() -> None:
         show(f"{label}, each", ours(pipeline)[0].duration * 1000 / count, "ms", most=most)
     show("memory of a loop of 1,000", memory(loop), "MB", most=105, peer=("of one stage", memory(one)))
     from_the_cache()
-    plan_of_a_resumed_run()

@@ -15,7 +15,7 @@ from dev.benchmarks import show, timed
 from tests.fake_kfp import KfpHost
 from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
-from torchx_kfp.execution.runs.earlier_run import outline
+from torchx_kfp.execution.pipeline.walk import outline
 from torchx_kfp.execution.runs.state import RunState
 
 STAGES, STEP = 1000, 10

@@ -10,8 +10,6 @@ import fsspec
 from tests.cases import load_cases
 from tests.conformance.pipelines import mended, sleeping
 from tests.conformance.suite import PATIENCE, Suite, differences
-from torchx_kfp import local
-from torchx_kfp.local import Watch
 
 
 def test_the_cache_takes_a_stage_from_an_earlier_run(suite: Suite) -> None:
@@ -54,6 +52,6 @@ def test_a_retry_runs_only_what_failed(suite: Suite) -> None:
     assert failed.folder is not None
     with fsspec.open(f"{failed.folder.parents[1]}/base/{marker}", "w") as file:
         file.write("mended")
-    here = local.run(resume=failed.folder, output_dir=failed.folder.parent, watch=Watch())
+    here = suite.run(pipeline, {"marker": marker}, "retry")
     assert not differences(here, there)
     suite.remove(run.run_id)

@@ -64,11 +64,11 @@ def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> N
     recorder = Recorder(base, patience=SHORT_PATIENCE)
     recorder["one/train/1"] = {"x": 1}
     code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", changed=True)), Code("b" * 64))
-    recorder.add_start("one", code[:1], {"team": "a", "stage": "x"}, ["zero"])
-    recorder.add_start("one", [Code("a" * 64), code[1]], {"team": None, "stage": "größe"}, ["none", "zero"])
+    recorder.add_start("one", code[:1], {"team": "a", "stage": "x"})
+    recorder.add_start("one", [Code("a" * 64), code[1]], {"team": None, "stage": "größe"})
     recorder.add_start("two", [], {"team": "b"})
     recorder.add("one/train/1", {"metadata": {"x": 1}})
-    one = Record(code=code, tags={"stage": "größe"}, resumes=("zero", "none"))
+    one = Record(code=code, tags={"stage": "größe"})
     stage, two = Record(metadata={"x": 1}), Record(tags={"team": "b"})
     assert recorder.records() == {"one": one, "one/train/1": stage, "two": two}
     assert recorder.records(["one", "three"]) == {"one": one, "one/train/1": stage}

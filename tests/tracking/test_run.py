@@ -189,8 +189,8 @@ def test_missing_results_say_what_to_do(base: str) -> None:
     assert isinstance(caught.value, LookupError)
     assert str(caught.value) == (
         f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. Does that stage record any "
-        "(current_run().put(...))? If they were removed, run that stage again: a local run does so by "
-        "itself, also with --resume. On a cluster, run the pipeline without KFP's cache."
+        "(current_run().put(...))? If they were removed, run that stage again: a local run does so by itself; on a "
+        "cluster, submit it with --fresh STAGE."
     )
 
 

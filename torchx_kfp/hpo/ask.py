@@ -170,6 +170,6 @@ def report(search: Search, ended: Sequence[str], reasons: Sequence[str]) -> None
         return
     run, *_, execution = ended[0].split("/")
     sys.exit(
-        f"torchx-kfp: {failed}\nTheir logs: torchx-kfp logs {run}/{execution}\nTo try again, start a new run: "
-        "--resume keeps these trials, and so does KFP's cache, unless you give --no-cache."
+        f"torchx-kfp: {failed}\nTheir logs: torchx-kfp logs {run}/{execution}\nTo try again, run "
+        "the pipeline again; on KFP with --no-cache, as its cache has these trials."
     )

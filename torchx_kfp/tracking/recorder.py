@@ -100,11 +100,9 @@ class Recorder(FsspecResultTracker):
         """Return the record of one run."""
         return read_record(self.store, run_id, *fields)
 
-    def add_start(
-        self, run: str, code: Sequence[Code], tags: Mapping[str, str | None], resumes: Sequence[str] = ()
-    ) -> None:
-        """Record the code that travelled with a pipeline run, its tags, and the runs from which it keeps stages."""
-        fields = {"code": [asdict(each) for each in code], "tags": dict(tags), "resumes": list(resumes)}
+    def add_start(self, run: str, code: Sequence[Code], tags: Mapping[str, str | None]) -> None:
+        """Record the code that travelled with a pipeline run and its tags."""
+        fields = {"code": [asdict(each) for each in code], "tags": dict(tags)}
         self.add(run, {name: value for name, value in fields.items() if value})
 
     def parents(self, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:

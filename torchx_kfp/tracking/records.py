@@ -94,7 +94,6 @@ class Record:
         search: the search that it belongs to, as far as it had come then.
         code: what travelled with it.
         tags: text by name; of several values with one name, the last one. Null takes a tag back.
-        resumes: the runs from which it has kept stages.
     """
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
@@ -105,11 +104,10 @@ class Record:
     search: Search | None = None
     code: tuple[Code, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
-    resumes: tuple[str, ...] = ()
 
 
 #: The fields of whole pipeline runs, and all fields.
-OF_PIPELINE_RUNS = ("code", "tags", "resumes")
+OF_PIPELINE_RUNS = ("code", "tags")
 FIELDS = tuple(Record.__dataclass_fields__)
 
 
@@ -207,5 +205,4 @@ _FOLDS: Mapping[str, _Fold] = {
     "search": lambda old, new: parse_search(new),
     "code": _fold_code,
     "tags": _fold_tags,
-    "resumes": lambda old, new: tuple(dict.fromkeys([*old, *map(str, new)])),
 }

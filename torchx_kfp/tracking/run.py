@@ -125,9 +125,8 @@ class Run:
         if not found and self._reads is None:
             raise MissingResultsError(
                 f"The run {self.id!r} has recorded no results under the tracker base {self._tracker.tracker_base!r}. "
-                "Does that stage record any (current_run().put(...))? If they were removed, run that "
-                "stage again: a local run does so by itself, also with --resume. On a cluster, run the pipeline "
-                "without KFP's cache."
+                "Does that stage record any (current_run().put(...))? If they were removed, run that stage "
+                "again: a local run does so by itself; on a cluster, submit it with --fresh STAGE."
             )
         return found
 

@@ -77,7 +77,7 @@ class Facts:
             task.driven = task.driven or event.time
         elif isinstance(event, StageRetried):
             self.tasks[event.name].retried.append(event)
-        elif isinstance(event, StageFinished) and not event.kept:
+        elif isinstance(event, StageFinished):
             self.tasks[event.result.name].finished = event
 
     def _take_inside(self, pipeline: str) -> Facts:

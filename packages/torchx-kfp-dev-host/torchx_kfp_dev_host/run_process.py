@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from torchx_kfp import local
@@ -31,8 +30,8 @@ class _Watch(local.Watch):
         print(message, file=sys.stderr)
 
 
-def _kept(folder: Path, pipeline: local.Pipeline) -> dict[str, local.StageResult]:
-    """Return how the stages ended that a retry of the run keeps."""
+def _done(folder: Path, pipeline: local.Pipeline) -> dict[str, local.StageResult]:
+    """Return how the stages ended that a retry of the run does not run again."""
     anew = {place.name for place in walk(pipeline) if place.task.runs_always}
     ends = read_run(folder).run.ends
     return {end.name: end for end in ends if end.state.is_success and without_indices(end.name) not in anew}
@@ -45,12 +44,11 @@ def main() -> None:
     try:
         pipeline = local.load_pipeline(request["pipeline"])
         prepared = prepare(pipeline, request["arguments"], directory=options["directory"], without=[output_dir])
-        if is_run(folder := Path(output_dir, run_id)):
-            kept = _kept(folder, prepared.pipeline)
-            prepared = replace(prepared, plan=local.ResumePlan(run_id, (), prepared.pipeline, reusable=kept))
+        folder = Path(output_dir, run_id)
+        done = _done(folder, prepared.pipeline) if is_run(folder) else {}
         pods = ArgoPods(prepared.pipeline, Naming(request["workflow"]))
         result = runner.start(
-            prepared, output_dir=output_dir, watch=_Watch(pods), run_id=run_id, pod_names=pods, **options
+            prepared, output_dir=output_dir, watch=_Watch(pods), run_id=run_id, pod_names=pods, done=done, **options
         )
     except TorchxKfpError as error:
         sys.exit(str(error))

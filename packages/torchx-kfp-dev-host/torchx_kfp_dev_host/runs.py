@@ -107,7 +107,7 @@ class Run:
     def retry(self) -> None:
         """Do what ``:retry`` does with a run that has failed."""
         with self._lock:
-            begin = RunStarted(self.pipeline.name, self.record.run_id, resumed=True)
+            begin = RunStarted(self.pipeline.name, self.record.run_id, retried=True)
             self.events.append(begin)
             self.record.history.append(("RUNNING", begin.time))
             self.record.finished = None

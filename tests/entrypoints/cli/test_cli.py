@@ -55,7 +55,6 @@ COMPLETED = {
     "results two-": ["two-"],
     "show latest/s": ["latest/second[0]", "latest/second[1]"],
     "compare latest latest/f": ["latest/first"],
-    "run --resume la": ["latest"],
     "show nothing/": [],
     "show --tr": ["--tracker-base"],
     "run pip": ["pip"],

@@ -105,14 +105,13 @@ CASES = {
     "the runner was killed while a stage waited for its retry": Case(
         "interrupted", {"a": "succeeded", "b": "interrupted", "c": "not run"}, [*A, *B_RETRIED], seconds=2.0
     ),
-    "the runner was killed, and the run was resumed": Case(
+    "the run was retried": Case(
         "succeeded",
         {"a": "succeeded", "b": "succeeded", "c": "succeeded"},
         [
             *A,
             started("b", 1),
-            RunStarted("p", RUN, FOLDER.absolute(), resumed=True, time=BEGIN + 1000),
-            StageFinished(ended("a", 0).result, kept=True, time=BEGIN + 1000),
+            RunStarted("p", RUN, FOLDER.absolute(), retried=True, time=BEGIN + 1000),
             started("b", 1001, 2),
             ended("b", 1002, attempts=2),
             started("c", 1002),
@@ -272,9 +271,6 @@ def test_show(case: Case, call: Call) -> None:
         assert (stage["seconds"] > 1000) == (stage["state"] in ("running", "retrying"))
     table = call("show", "latest").stdout
     assert not re.search(r" (interrupted|running|retrying) .* 0\.0", table)
-    if (case.run, case.tasks) == ("interrupted", ("a", "b", "c")):
-        plan = call("run", "--resume", "latest", "--dry-run").stdout.splitlines()
-        assert plan[2:] == ["  b  runs: it had not ended", "  c  runs: it had not begun"]
 
 
 def test_report(case: Case, call: Call) -> None:

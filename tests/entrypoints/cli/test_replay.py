@@ -250,7 +250,7 @@ def test_wrong_words_name_the_way_out(call, here, tmp_path, monkeypatch):
         (["latest/first", "--env", "NO_SUCH"], ("NO_SUCH", "--env NAME=VALUE")),
         (["latest/plain", "--secret", f"kyes={_secret(tmp_path)}"], ("kyes",)),
         (["nothing/first"], ("nothing",)),
-        (["latest/share"], ("KFP's workspace", f"run --resume {here.run.name} --from share")),
+        (["latest/share"], ("KFP's workspace", "--fresh share")),
     ):
         done = call("replay", *words)
         assert done.returncode == 2, (words, done.stderr)

@@ -83,7 +83,7 @@ def test_runs_of_every_state(call: Call, project: Path) -> None:
 
 @pytest.mark.timeout(90)
 def test_following_a_stage_that_runs_again(project: Path, call: Program) -> None:
-    """Its end before the run was resumed does not count."""
+    """Its end before the run was retried does not count."""
     folder = project / "local_outputs" / "run-1"
     logs = [folder / "a_1" / "log.txt", folder / "a_2" / "log.txt"]
     for log, text in zip(logs, ("before\n", "again\n"), strict=True):
@@ -93,7 +93,7 @@ def test_following_a_stage_that_runs_again(project: Path, call: Program) -> None
         StageStarted("a", "a_1", 1, "a", logs[0]),
         StageFinished(StageResult("a", "a", State.FAILED)),
         RunFinished("run-1", State.FAILED, 1.0),
-        RunStarted("p", "run-1", folder, resumed=True),
+        RunStarted("p", "run-1", folder, retried=True),
     ]
     with running(project, "run-1", *events), call.start("logs", "run-1/a", "--follow") as follower:
         assert follower.stdout.readline() == "before\n"

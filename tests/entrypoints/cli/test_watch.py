@@ -97,7 +97,7 @@ def test_a_picture_while_it_runs_and_a_table_after_it(
         assert "shell ended with exit code 3." in text
         assert "    trying\n" in text
         assert "Not run because of that: shell-2." in text
-        assert "torchx-kfp run --resume waits-" in text.splitlines()[-2].replace("'", "")
+        assert "torchx-kfp run waits.yaml" in text.splitlines()[-1].replace("'", "")
 
 
 def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
@@ -114,7 +114,7 @@ def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
         ["shell-2", "not", "run"],
     ]
     assert re.search(r"was ended by SIGINT\.", terminal.shown)
-    assert "torchx-kfp run --resume sleeps-" in terminal.shown.replace("'", "")
+    assert "torchx-kfp run sleeps.yaml --no-cache" in terminal.shown
     assert lines[-1] == "Interrupted."
     assert "●" not in terminal.shown
     assert "^C" not in terminal.shown

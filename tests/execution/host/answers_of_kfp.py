@@ -12,8 +12,6 @@ from typing import Any
 
 from torchx_kfp.contract.command import encode
 from torchx_kfp.contract.inputs import parameter_placeholder
-from torchx_kfp.execution.runs.earlier_run import ResumeRecord
-from torchx_kfp.execution.runs.events import StageFinished, decode
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
 #: The names of the recorded runs of one pipeline. There are others, whose answers are known at their end only.
@@ -102,7 +100,7 @@ def _unfinished(record: Mapping[str, Any], moment: str) -> dict[str, Any]:
 
 
 def with_present_commands(run: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer of v2beta1 about a run, in whose pipeline commands and what it has kept have today's form.
+    """Return an answer of v2beta1 about a run, in whose pipeline commands have today's form.
 
     The recorded pipelines were compiled to earlier forms, which nobody reads any more. Everything else is as KFP said
     it: nodes, pods, states and logs. The commands say what an observer reads in them: the stage, the tracker base, and
@@ -125,20 +123,7 @@ def with_present_commands(run: dict[str, Any]) -> dict[str, Any]:
             value = task.get("inputs", {}).get("parameters", {}).get("stage", {}).get("runtimeValue", {})
             if isinstance(value.get("constant"), str):
                 value["constant"] = value["constant"].replace(" ", "|")
-    if spec:
-        _with_present_record(spec)
     return run
-
-
-def _with_present_record(spec: dict[str, Any]) -> None:
-    """Write what a resumed run has kept in today's form; it has the run's own pipeline in place of the whole one."""
-    own, mark, record = spec.get("pipelineInfo", {}).get("description", "").partition("torchx-kfp-resumed: ")
-    if mark:
-        old = json.loads(record)
-        events = [decode(one) for one in old["stages"]]
-        ends = tuple(event.result for event in events if isinstance(event, StageFinished))
-        text = json.dumps({**spec, "pipelineInfo": {"name": spec["pipelineInfo"]["name"]}})
-        spec["pipelineInfo"]["description"] = ResumeRecord(old["resumes"], ends, text=text).describe(own)
 
 
 def pods(name: str) -> dict[str, str]:

@@ -152,15 +152,21 @@ def test_a_run_that_cannot_be_retried_says_why(retried: Retried) -> None:
     refused(succeeded, 2, f"the run {succeeded} is succeeded", "have failed")
 
 
-def test_a_run_on_this_machine_is_resumed(retried: Retried) -> None:
+def test_a_run_on_this_machine_is_run_again(retried: Retried) -> None:
     compiler.Compiler().compile(chain(retried.folder, {"w": 2.5}), str(retried.folder / "chain.yaml"))
     failed = retried.program("run", "chain.yaml", "-p", f"base={retried.base}")
     assert failed.returncode == 1, failed.stderr
     (retried.folder / "go").touch()
     done = retried.program("retry", "latest", "--output-dir", "local_outputs", TORCHX_KFP_HOST="")
     assert done.returncode == 0, done.stderr
-    assert [row[:2] for row in rows(done.stdout)] == [[name, "succeeded"] for name in ("first", "train", "read")]
-    assert retried.program("runs", "--output-dir", "local_outputs").stdout.count("succeeded") == 1, "it is one run"
+    assert [row[:2] for row in rows(done.stdout)] == [
+        ["first", "cached"],
+        ["train", "succeeded"],
+        ["read", "succeeded"],
+    ]
+    refused = retried.program("retry", "latest", "--output-dir", "local_outputs", TORCHX_KFP_HOST="")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert re.search(says("has succeeded", "run chain.yaml -p"), refused.stderr)
 
 
 def test_nobody_sees_what_the_failed_attempt_has_recorded(retried: Retried) -> None:

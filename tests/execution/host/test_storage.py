@@ -77,7 +77,7 @@ def test_tracked_stages_get_what_they_do_not_have():
     assert with_storage(pipeline, *pipeline.documents, Settings()) == pipeline.documents
 
 
-def test_a_resumed_pipeline_gets_them_once():
+def test_a_pipeline_that_has_them_gets_them_once():
     pipeline = load_pipeline(several)
     once = with_storage(pipeline, *pipeline.documents, SETTINGS)
     again = pipeline_from_documents([*once], "p")

@@ -113,8 +113,6 @@ def test_the_inputs_of_a_stage_are_those_of_its_pipeline(tmp_path):
         ({"arguments": [("s", "")]}, ["dict", "{'lr': 0.1}", "[('s', '')]"]),
         ({"arguments": [1], "tracker_base": "b"}, ["dict", "{'lr': 0.1}", "[1]"]),
         ({"arguments": {1: 2}}, ["There is no parameter 1.\n"]),
-        ({"from_stages": ["write"]}, ["from_stages", "resume"]),
-        ({"resume": 7}, ["resume must be a run", "7"]),
     ],
     ids=lambda value: ", ".join(map(repr, value)) if isinstance(value, list) else None,
 )

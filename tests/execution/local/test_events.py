@@ -136,11 +136,9 @@ def test_the_form():
         "results": {"loss": 0.5, "text": "NaN"},
         "inputs": {},
         "started_at": None,
-        "key": "",
         "cached_from": "",
         "replicas": None,
         "files": [],
-        "kept": False,
     }
     assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {
         "event": "run_started",
@@ -150,7 +148,7 @@ def test_the_form():
         "folder": "/runs/p-1",
         "not_applied": [],
         "arguments": {},
-        "resumed": False,
+        "retried": False,
         "differs": [],
         "link": "",
         "version": VERSION,

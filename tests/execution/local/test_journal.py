@@ -150,8 +150,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path):
     (folder,) = find_runs(tmp_path / "runs")
     assert done.stderr == (
         f"Some events of this run cannot be recorded in {folder}: the file is larger than a limit allows (ulimit "
-        "-f). The run goes on, but it may look unfinished later, and stages without a record run again if it is "
-        "resumed.\n"
+        "-f). The run goes on, but it may look unfinished later.\n"
     )
     assert (folder / "events.jsonl").read_bytes().endswith(b"}\n")
     assert read_run(folder).corrupt == ()
@@ -162,7 +161,7 @@ def test_a_disk_that_is_full_as_a_run_begins(tmp_path):
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
     assert re.search(says("cannot be recorded", "the file is larger than a limit allows", "--output-dir"), said)
-    assert list((tmp_path / "runs").iterdir()) == [], "nothing that could be resumed"
+    assert list((tmp_path / "runs").iterdir()) == [], "nothing that is not a run"
 
 
 def test_what_json_has_not(tmp_path):

@@ -12,7 +12,6 @@ from kfp import compiler, dsl, kubernetes
 from tests.execution.local.components import text_of, write
 from tests.watching import Heard
 from torchx_kfp.execution.local.preflight import check_pipeline
-from torchx_kfp.execution.runs.earlier_run import ResumeRecord
 from torchx_kfp.local import load_pipeline, run
 
 
@@ -201,12 +200,7 @@ def not_recording(tracker_base: str):
     inner(text="a")
 
 
-@dsl.pipeline(description=ResumeRecord("earlier", text=load_pipeline(recording).text).describe(""))
-def resumed(tracker_base: str):
-    inner(text="a")
-
-
-@pytest.mark.parametrize(("pipeline", "found"), [(recording, 0), (not_recording, 1), (resumed, 0)])
+@pytest.mark.parametrize(("pipeline", "found"), [(recording, 0), (not_recording, 1)])
 def test_a_tracker_base_that_no_stage_uses_is_found(pipeline, found):
     said = (
         "the pipeline has the parameter 'tracker_base', which no stage uses, so no results are recorded there. "

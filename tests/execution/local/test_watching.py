@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import signal
 
 import pytest
@@ -16,7 +15,6 @@ from torchx_kfp.local import (
     RunEnding,
     RunFinished,
     StageFinished,
-    StageResult,
     State,
     attach,
     run,
@@ -90,18 +88,6 @@ def test_a_listener_that_raises_again_and_again(tmp_path):
 
     with pytest.raises(LookupError, match=r"^'?shell'?$"):
         run(pipeline, output_dir=tmp_path, watch=Heard(on_event=hear))
-
-
-def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
-    failed = execute_failing(scripts(":", f"test -e {tmp_path}/mended"))
-    (tmp_path / "mended").touch()
-    stream = io.StringIO()
-    run(resume=failed.folder, output_dir=failed.folder.parent, watch=Lines(stream))
-    assert stream.getvalue().splitlines()[1] == "shell is kept: it succeeded before."
-    assert re.fullmatch(r"shell-2 succeeded \([\d.]+s\)\.", stream.getvalue().splitlines()[2])
-    stream = io.StringIO()
-    Lines(stream).on_event(StageFinished(StageResult("b", "b", State.SKIPPED), kept=True))
-    assert stream.getvalue() == "b is kept: it was skipped before.\n"
 
 
 def test_verbose_lines_have_inputs_and_outputs(execute):

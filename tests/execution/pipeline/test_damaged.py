@@ -19,7 +19,7 @@ from torchx_kfp.execution.local.preflight import check_supported, find_not_appli
 from torchx_kfp.execution.model.workflow import describe, measure
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.runs.earlier_run import outline
+from torchx_kfp.execution.pipeline.walk import outline
 from torchx_kfp.execution.runs.events import encode
 from torchx_kfp.execution.runs.state import RunState
 

@@ -14,7 +14,6 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.execution.local.components import shell, shell_out, write
-from tests.execution.local.resuming import Runs, everything
 from tests.execution.report.runs import Page, numbers, play, shown, tracked
 from torchx_kfp.local import State
 
@@ -80,19 +79,6 @@ def test_the_graph_has_every_task_with_its_state_and_boxes_around_scopes(tmp_pat
         ("group condition", "if shell-out-out == wanted"),
     }
     assert edges(page) == {("shell-out", ""), ("", "")}
-
-
-def test_the_graph_of_a_resumed_run_has_what_it_has_kept(tmp_path: Path) -> None:
-    runs = Runs(tmp_path)
-    runs.fail("i")
-    failed = runs.run(everything())
-    runs.mend()
-    resumed = runs.run(everything(), resume=failed)
-    whole, drawn = (graph(Path(str(run.folder))) for run in (failed, resumed))
-    names = [{it.get("data-path", "") for it in page.of("a.node")} for page in (whole, drawn)]
-    assert names[1] == names[0], "what imports kept artifacts is no part of it"
-    assert edges(drawn) == edges(whole)
-    assert len(edges(whole)) > 5
 
 
 Values = Callable[[int], dict[str, Any]]

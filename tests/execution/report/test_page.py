@@ -32,14 +32,14 @@ from torchx_kfp.local import (
 from torchx_kfp.tracking import FsspecResultTracker
 
 
-def test_a_resumed_run_is_one_run_and_the_time_between_is_left_out(tmp_path: Path) -> None:
+def test_a_retried_run_is_one_run_and_the_time_between_is_left_out(tmp_path: Path) -> None:
     events = [
         RunStarted("p", "run-1", tmp_path, time=100.0),
         StageStarted("b", "b_1", 1, "b", time=103.0),
         StageRetried("b", 1, "ended with exit code 1", 0.0, time=104.0),
         StageStarted("b", "b_2", 2, "b", time=104.0),
         StageWaiting("c", "c", time=104.5),
-        RunStarted("p", "run-1", tmp_path, resumed=True, time=5000.0),
+        RunStarted("p", "run-1", tmp_path, retried=True, time=5000.0),
         StageStarted("b", "b_3", 1, "b", time=5001.0),
         StageFinished(StageResult("b", "b", State.SUCCEEDED, attempts=1, duration=1.0), time=5002.0),
         RunFinished("run-1", State.SUCCEEDED, 2.0, time=5002.5),
@@ -49,7 +49,7 @@ def test_a_resumed_run_is_one_run_and_the_time_between_is_left_out(tmp_path: Pat
     assert "6.5s in 2 sessions" in shown(page.of("section.facts")[0])
     attempts = page.pairs("Execution", page.stage("b"))["attempts"]
     assert re.findall("failed|interrupted|succeeded", attempts) == ["failed", "interrupted", "succeeded"]
-    assert [it.get("style") for it in page.of("i.resumed")] == [f"left:{round(100 * 4.5 / 7, 2)}%"]
+    assert [it.get("style") for it in page.of("i.retried")] == [f"left:{round(100 * 4.5 / 7, 2)}%"]
     ends = [left + width for left, width, _ in bars(page, "b")]
     assert ends == pytest.approx([100 * 4 / 7, 100 * 4.5 / 7, 100 * 6.5 / 7], abs=0.01)
 
@@ -100,14 +100,14 @@ def test_links_lead_to_logs_and_artifacts_from_wherever_the_page_is(failed: Path
 
 def test_a_page_says_how_the_run_ended_how_it_goes_on_and_how_it_ran(failed: Path, tmp_path: Path) -> None:
     text = report(failed).read_text()
-    for fact in ("1 failed stage", "ended with exit code 3", f"torchx-kfp run --resume {failed.name} --output-dir "):
+    for fact in ("1 failed stage", "ended with exit code 3", f"torchx-kfp retry {failed.name} --output-dir "):
         assert fact in text
     page = Page(text)
     assert page.pairs("Options")["docker"] == "false"
     for internal in ("null", "[]", "grace", "python_path", "named", "max_items"):
         assert internal not in shown(page.of("#run")[0])
     play(tmp_path / "done", ["a"])
-    assert "--resume" not in report(tmp_path / "done").read_text()
+    assert "torchx-kfp retry" not in report(tmp_path / "done").read_text()
 
 
 def test_options_have_the_names_of_the_run_function(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_page_of_a_run_without_an_end_says_so_with_the_time(tmp_path: Path, st
     }
     [notice] = map(shown, page.of("p.notice"))
     assert notice.startswith(said[state])
-    assert bool(page.of("p.resume")) == (state != "running")
+    assert bool(page.of("p.retry")) == (state != "running")
     minutes = {time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) for when in (before, before + 60)}
     assert any(minute in shown(page.of("footer")[0]) for minute in minutes)
 

@@ -101,9 +101,6 @@ def test_apps_have_workspaces_of_their_own(code: Path) -> None:
     assert sorted(each["here"] for each in recorded("base") if each) == [7, 8, 9]
     assert len(list(Path("base/.torchx_kfp/workspaces").iterdir())) == 3
     assert "torchx-kfp-folders" not in next(Path("runs").glob("several-*/pipeline.yaml")).read_text()
-    # A plan compares the code, not the folders.
-    plan = local.plan_run(several, resume=result, from_stages=["third"])
-    assert [(step.name, step.changes) for step in plan.kept] == [("app", ()), ("replicas", ())]
 
 
 def test_projects_are_merged_as_torchx_does(code: Path) -> None:
@@ -178,20 +175,3 @@ def test_what_is_refused(code: Path) -> None:
         with pytest.raises(error, match=says(*facts)):
             local.run(pipeline, arguments, workspace=folder, watch=local.Watch())
     assert [path.name for path in code.parent.iterdir()] == ["code"]
-
-
-def test_the_code_of_what_is_kept_is_not_that_of_the_new_run(code: Path) -> None:
-    @dsl.pipeline(name="both")
-    def both(tracker_base: str = "results", workspace: str = ""):
-        stages = Stages(tracker_base=tracker_base, workspace=workspace)
-        stages.task(APP, name="second").after(stages.task(APP, name="first"))
-
-    first = local.run(both, workspace=code, output_dir="runs", watch=local.Watch())
-    (code / "app.py").write_text(PROGRAM % 8)
-    again = local.run(
-        both, workspace=code, resume=first, from_stages=["second"], output_dir="runs", watch=local.Watch()
-    )
-    records = Recorder("results", patience=SHORT_PATIENCE).records([first.run_id, again.run_id])
-    found = {run: list(records[run].code) for run in (first.run_id, again.run_id)}
-    [old], [new] = found[first.run_id], found[again.run_id]
-    assert (old == new, new.files) == (False, 1)

@@ -19,8 +19,8 @@ from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.execution.pipeline.load import load_pipeline
-from torchx_kfp.execution.runs.prepared_run import prepare, read_earlier
-from torchx_kfp.local import RunResult, State, Watch, run
+from torchx_kfp.execution.runs.prepared_run import prepare
+from torchx_kfp.local import RunResult, Watch, run
 
 FILES = {
     "train.py": "import helper, package.inner\nprint(open('data/a.csv').read(), helper.VALUE, package.inner.VALUE)",
@@ -197,26 +197,6 @@ def test_a_cached_stage_has_what_it_would_record_now(folder: Path, states: Calla
         cached, fresh = ran(pipeline, folder), ran(pipeline, folder, cache=False)
         for one, other in zip(cached.stages, fresh.stages, strict=True):
             assert one.last_lines() == other.last_lines(), (name, one.name)
-
-
-def test_a_resumed_run_names_files_and_gets_the_new_code(folder: Path):
-    broken = pipeline_of(python("train", "train.py"), python("evaluate", "-m", "evaluate"))
-    (folder / "evaluate.py").write_text("import helper\nraise SystemExit(3)\n")
-    failed = ran(broken, folder)
-    assert failed.state is State.FAILED
-    (folder / "evaluate.py").write_text("import helper\nprint('mended')\n")
-    (folder / "helper.py").write_text("VALUE = 5\n")
-    plan = prepare(
-        load_pipeline(broken), {}, workspace=folder, earlier=read_earlier(failed, "runs"), directory="."
-    ).plan
-    assert plan is not None
-    assert [step.changes for step in plan.steps] == [("code: evaluate.py", "code: helper.py"), ("code: helper.py",)]
-    resumed = ran(broken, folder, resume=failed)
-    assert resumed.state is State.SUCCEEDED
-    assert resumed["evaluate"].last_lines()[0] == "mended"
-    # Its own pipeline has names of code: another folder replaces that code, and without one it stays.
-    again = ran(str(resumed.folder / "pipeline.yaml"), folder, cache=False)
-    assert again.state is State.SUCCEEDED
 
 
 #: What a program is, the file that it uses, and other files.

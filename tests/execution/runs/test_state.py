@@ -9,7 +9,7 @@ from kfp import dsl
 from tests.execution.local.components import shell
 from tests.execution.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from tests.watching import Heard
-from torchx_kfp.execution.runs.earlier_run import outline
+from torchx_kfp.execution.pipeline.walk import outline
 from torchx_kfp.execution.runs.events import LoopStarted, PipelineRetried, RunStarted, StageFinished, encode
 from torchx_kfp.execution.runs.events import StageStarted as Started
 from torchx_kfp.execution.runs.history import read_run

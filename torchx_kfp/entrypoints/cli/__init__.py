@@ -147,6 +147,9 @@ class _CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        from torchx_kfp.entrypoints.cli.display.printing import WORDS
+
+        ctx.meta[WORDS] = tuple(args)
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:
             from torchx_kfp.common.text import did_you_mean
 

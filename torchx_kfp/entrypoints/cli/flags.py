@@ -58,18 +58,18 @@ def unless(other: str) -> Callable[[click.Context, click.Parameter, bool], bool]
 
 @dataclass(frozen=True)
 class Target:
-    """What a command line names: a pipeline, or a TorchX component with its arguments; None if it names nothing."""
+    """What a command line names: a pipeline, or a TorchX component with its arguments."""
 
-    word: str | None
+    word: str
     arguments: tuple[str, ...]
 
 
-def target_argument(metavar: str, *, required: bool = True) -> Decorator:
+def target_argument(metavar: str) -> Decorator:
     """Add the argument ``target``, a ``Target``."""
     return gathered(
         "target",
         Target,
-        click.argument("word", metavar=metavar, required=required),
+        click.argument("word", metavar=metavar),
         click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED),
     )
 
@@ -116,8 +116,7 @@ view_options = gathered(
         "--quiet",
         is_flag=True,
         callback=unless("--verbose"),
-        help="Show only the plan of a resumed run, the final table, the command that shows its results again, and "
-        "errors.",
+        help="Show only the final table, the command that shows its results again, and errors.",
     ),
     click.option(
         "-v",

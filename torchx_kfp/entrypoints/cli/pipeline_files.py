@@ -86,7 +86,7 @@ def load_target(
     """
     from torchx_kfp.local import load_pipeline
 
-    word = str(target.word)
+    word = target.word
     may_be_component = _is_component(word) or Path(_split(word)[0]).suffix == _PYTHON
     findings: list[Finding] = []
     found: Any = _find(word, findings, compiled=compiled) if may_be_component or not target.arguments else None

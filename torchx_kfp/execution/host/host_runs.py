@@ -30,7 +30,6 @@ from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.runs.earlier_run import read_record, resumed_id
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -70,8 +69,6 @@ class RunSummary:
     link: str
     #: The run's argument for the tracker base, or the default in its pipeline.
     tracker_base: str = ""
-    #: The id of the run that it resumes, if any.
-    resumes: str = ""
 
 
 class Host:
@@ -142,8 +139,6 @@ class Host:
             "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},
             "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform} if platform else spec,
         }
-        if before := read_record(pipeline.description):
-            body["description"] = str(before)
         if submission.pipeline_root:
             body["runtime_config"]["pipeline_root"] = submission.pipeline_root
         if submission.service_account:
@@ -261,7 +256,6 @@ class Host:
             finished=seconds(run.get("finished_at")),
             link=self.connection.link(run_id),
             tracker_base=tracker_base_of(run),
-            resumes=resumed_id(as_text(info.get("description"))),
         )
 
     def _looked_up(self, query: str) -> Iterator[RunSummary]:

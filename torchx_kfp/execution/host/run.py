@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import (
     ArgumentError,
     HostError,
@@ -32,15 +30,13 @@ from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import ScopedTask, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import outline, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run, outline, whole_pipeline
 from torchx_kfp.execution.runs.events import Event, StageFinished, StageStarted
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import Invocation, choose_stage, not_started, place_of
 from torchx_kfp.execution.runs.state import RunState
-from torchx_kfp.execution.runs.units import OutputLookup, Units
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal
 
@@ -223,41 +219,6 @@ class HostRun(ReadableRun):
             f"{why.rstrip('.')}. torchx-kfp run runs the whole pipeline here."
         )
 
-    def earlier(self) -> EarlierRun:
-        """Return what is known of the run for one that continues it: see ``plan_run``.
-
-        Outputs come from the tracker, and from what later stages were given. The errors are those of ``read``.
-        """
-        record = self.read()
-        given: dict[str, dict[str, Any]] = {}
-        ends = {end.name: end for end in record.run.ends}
-        if self._pipeline is not None:
-            pipeline = whole_pipeline(self._pipeline.pipeline)
-            components = {place.name: place.component for place in walk(pipeline) if place.is_stage}
-            for stage, patch in self._snapshot.patches.items():
-                component = components.get(without_indices(stage))  # None: an importer for a kept stage
-                with contextlib.suppress(ValueError):  # of another version of KFP
-                    if component is not None:
-                        given[stage] = PodSpec.parse(patch).inputs(component)
-            ends = OutputLookup(Units(pipeline, self._pipeline.arguments), ends).with_given(given)
-            ends |= self._with_run_ids(self._pipeline.tracked, ends)
-        return earlier_run(record, trusted_bases=self._trusted_bases, ends=ends)
-
-    def _with_run_ids(
-        self, tracked: Mapping[str, ScopedTask], ends: Mapping[str, StageResult]
-    ) -> dict[str, StageResult]:
-        """Return the ends of stages whose run ids were given to others: only that tells those of cached stages."""
-        found = {
-            name: dataclasses.replace(end, run_id=end.outputs[RUN_ID], tracker_base=tracked[name].tracker_base)
-            for name, end in ends.items()
-            if name in tracked and end.state.is_success and isinstance(end.outputs.get(RUN_ID), str)
-        }
-        results = self._results_of(end for end in found.values() if end.results is None)
-        return {
-            name: dataclasses.replace(end, results=results[end.run_id][1]) if end.run_id in results else end
-            for name, end in found.items()
-        }
-
     def _results_of(self, ends: Iterable[StageResult]) -> dict[str, tuple[str, Mapping[str, Any]]]:
         """Return the run ids and results of stages that can be read now, by the run ids that are known."""
         by_base: dict[str, list[str]] = {}
@@ -284,7 +245,7 @@ class HostRun(ReadableRun):
     def retry(self) -> HostRun:
         """Have KFP run again what failed, in the same run, and return the run, for ``.wait()``.
 
-        Stages that succeeded are kept.
+        Stages that succeeded do not run again.
 
         Raises:
             UnknownRunError: there is no such run.
@@ -411,9 +372,7 @@ class HostRun(ReadableRun):
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with what other answers say: log files, results, and why stages have failed."""
-        # The record of a resumed run has the results of the stages that it has kept.
-        ends = (event.result for event in events if isinstance(event, StageFinished))
-        found = self._results_of(end for end in ends if not end.cached_from)
+        found = self._results_of(event.result for event in events if isinstance(event, StageFinished))
         return [self._completed_one(event, found) for event in events]
 
     def _completed_one(self, event: Event, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Event:
@@ -421,7 +380,7 @@ class HostRun(ReadableRun):
             is_of_kfp = self._pipeline is not None and self._pipeline.is_import(event.name)
             log_file = self._log_files[event.name] = self._logs.add(event.name, event.pod_name, is_of_kfp=is_of_kfp)
             return dataclasses.replace(event, log_file=log_file)
-        if isinstance(event, StageFinished) and event.result.pod_name and not event.result.cached_from:
+        if isinstance(event, StageFinished) and event.result.pod_name:
             result = event.result
             run_id, results = found.get(result.run_id or "", (result.run_id, result.results))
             log = self._log_files.get(result.name)
@@ -451,7 +410,6 @@ class HostRun(ReadableRun):
             link=self.link,
             name=str(run.get("display_name") or ""),
             arguments=first.arguments,
-            resumes=self._pipeline.resumes if self._pipeline is not None else "",
             corrupt=problems,
         )
 

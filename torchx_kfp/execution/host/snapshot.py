@@ -7,7 +7,6 @@ Whatever ``RunState`` computes from their events is therefore the same: the view
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,6 @@ from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk, without_indices
-from torchx_kfp.execution.runs.earlier_run import read_record
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
     KFP_GRACE,
@@ -33,7 +31,6 @@ from torchx_kfp.execution.runs.events import (
     StageFinished,
     StagePending,
 )
-from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
 #: What the steps of the run itself are steps of.
@@ -51,16 +48,12 @@ class RunPipeline:
         places: its stages, and the groups around them.
         arguments: the values of its parameters.
         tracked: the tracked stages.
-        resumes: the id of the run that it resumes; empty if it resumes none.
-        kept: the ends of the stages that it has kept of that run.
     """
 
     pipeline: Pipeline
     places: Mapping[str, ScopedTask]
     arguments: Mapping[str, Any]
     tracked: Mapping[str, ScopedTask]
-    resumes: str = ""
-    kept: tuple[StageResult, ...] = ()
 
     @classmethod
     def of(cls, run: Mapping[str, Any]) -> RunPipeline | None:
@@ -85,17 +78,7 @@ class RunPipeline:
             tracked = {place.name: place for place in places if place.is_tracked}
         except (TorchxKfpError, ValueError) as error:
             raise PipelineFileError(f"The pipeline of this run cannot be read: {error}") from None
-        resumed = read_record(pipeline.description)
-        # The record may be anybody's: it names no files of this machine, and no other places to read.
-        ends = resumed.ends if resumed else ()
-        return cls(
-            pipeline,
-            {place.name: place for place in places},
-            arguments,
-            tracked,
-            resumes=resumed.resumes if resumed else "",
-            kept=tuple(dataclasses.replace(end, log_file=None, files=(), artifacts={}) for end in ends),
-        )
+        return cls(pipeline, {place.name: place for place in places}, arguments, tracked)
 
     def is_import(self, stage: str) -> bool:
         """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""
@@ -166,13 +149,11 @@ def _steps(
             pipeline=pipeline.pipeline.name if pipeline is not None else as_text(run.get("display_name")),
             run_id=progress.run_id,
             arguments=pipeline.arguments if pipeline is not None else given_arguments(run),
-            resumed=index > 0,
+            retried=index > 0,
             time=period.started_at,
             link=link,
         )
         yield Step(RUN, Position(index, phase=Phase.STARTED), started)
-        for end in pipeline.kept if pipeline is not None else ():
-            yield Step(end.name, Position(index), StageFinished(end, kept=True, time=period.started_at))
         canceled = period.canceled_at
         before = [step for step in stages if canceled is None or step.event.time < canceled]
         yield from before
@@ -190,14 +171,13 @@ def _steps(
 
 
 def _carried(steps: Sequence[Step], progress: Progress) -> Iterator[Step]:
-    """Yield the ends of stages that a retry of the run has kept, as steps of the last period."""
+    """Yield the ends of stages that a retry of the run has not begun again, as steps of the last period."""
     ends = {step.of: (step.at.period, step.event.result) for step in steps if isinstance(step.event, StageFinished)}
     last = len(progress.periods) - 1
     for name, (period, result) in ends.items():
         # Until the retry has removed what failed, the nodes are those of the period before.
         if period < last and (progress.is_over or result.state.is_success or result.state is State.SKIPPED):
-            event = StageFinished(result, kept=result.state.is_success, time=progress.last.started_at)
-            yield Step(name, Position(last), event)
+            yield Step(name, Position(last), StageFinished(result, time=progress.last.started_at))
 
 
 def _reason(

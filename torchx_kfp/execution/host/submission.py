@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.common.text import shown
@@ -22,9 +22,7 @@ from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, read
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk
-from torchx_kfp.execution.runs.earlier_run import whole_pipeline
-from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
-from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
+from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 
 _S3 = ("s3", "s3a")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -45,8 +43,6 @@ def submit(
     service_account: str = "",
     pipeline_root: str = "",
     cache: bool = True,
-    resume: Resumable | None = None,
-    from_stages: Sequence[str] = (),
     host: Host | str | None = None,
 ) -> HostRun:
     """Start a run on a KFP host.
@@ -62,10 +58,6 @@ def submit(
         service_account: the Kubernetes service account of the stages.
         pipeline_root: where KFP stores the run's artifacts.
         cache: False to run all stages, whatever the pipeline says.
-        resume: an earlier run, on the host or here, whose stages are kept if they succeeded: see
-            ``torchx_kfp.local.plan_run``. A text is the id of a run on the host. The new run has its arguments,
-            unless ``arguments`` has others.
-        from_stages: the stages of that run at which to start anew.
         host: the host, from ``connect``, or its URL; by default, the one that is set up.
 
     Returns:
@@ -81,16 +73,7 @@ def submit(
     """
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     host = _host(host)
-    if isinstance(resume, str):
-        resume = HostRun(host.connection, host.find(resume))
-    prepared = _prepare(
-        pipeline,
-        arguments,
-        workspace=workspace,
-        tags=tags,
-        earlier=None if resume is None else read_earlier(resume, OUTPUT_DIR),
-        from_stages=from_stages,
-    )
+    prepared = _prepare(pipeline, arguments, workspace=workspace, tags=tags)
     return start_run(host, prepared, submission, warn=_warn)
 
 
@@ -182,7 +165,7 @@ def check_submission(
     storage = storage_of(read_settings(environ=environ))
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
-        found += checks.of_pipeline(whole_pipeline(pipeline))
+        found += checks.of_pipeline(pipeline)
         for place in walk(pipeline):
             found += checks.of_task(pipeline, place)
         found += checks.of_arguments(arguments)

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -66,11 +66,6 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
             digest.update(f"{place}/{name} {file.st_size} {file.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
             count += 1
     return str(path), count, int.from_bytes(digest.digest()[:7], "big")
-
-
-def input_digest(inputs: Mapping[str, Any]) -> str:
-    """Return a digest of the values of all inputs, including artifacts, as hexadecimal digits."""
-    return _digest({name: _input(value) for name, value in inputs.items()})
 
 
 def cache_key(plan: AttemptPlan, run: TaskRun, context: RunContext) -> str:

@@ -62,8 +62,7 @@ class TaskRun:
         self.started = 0.0
         self.started_at: float | None = None
         self.replicas: int | None = None
-        #: A digest of the values of the stage's inputs, and its key in the cache.
-        self.input_digest = ""
+        #: The stage's key in the cache.
         self.cache_key = ""
 
     @property

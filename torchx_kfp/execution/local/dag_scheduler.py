@@ -1,7 +1,7 @@
 """Run the tasks of a pipeline: a task begins as soon as the tasks before it have ended; a stage then waits for room.
 
 One thread, the caller's, decides everything: the threads of attempts, and signals, only say what has happened. A stage
-ends in ``_end``: with the result of its last attempt (``_take``), with an earlier result (``_recall``), or because it
+ends in ``_end``: with the result of its last attempt (``_take``), with that of another run (``_recall``), or because it
 cannot be started (``_fail``); those that do not run end in ``_pass_over``.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
-from torchx_kfp.execution.local.cache import Cache, cache_key, input_digest
+from torchx_kfp.execution.local.cache import Cache, cache_key
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
     LoopProgress,
@@ -112,7 +112,7 @@ class Scheduler:
         context: RunContext,
         lines: StageLines,
         listener: Listener,
-        reusable: Mapping[str, StageResult],
+        done: Mapping[str, StageResult],
         cache: Cache | None,
     ) -> None:
         """Prepare the run.
@@ -122,7 +122,7 @@ class Scheduler:
             context: what its stages share.
             lines: gets the output of its stages.
             listener: gets its events.
-            reusable: how those stages of the run that it resumes ended that are kept if their inputs are the same.
+            done: how stages ended, by name, that a retry of the run does not run again.
             cache: the cache of all runs; None if it is not used.
         """
         self._pipeline = pipeline
@@ -131,7 +131,7 @@ class Scheduler:
         self._time_limit = options.timeout if options.timeout is not None else time_limit(pipeline.platform)
         self._lines = lines
         self._listener = listener
-        self._reusable = reusable
+        self._done = done
         self._cache = cache
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
         self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
@@ -147,9 +147,9 @@ class Scheduler:
         #: By stage: the number of attempts, and how it, or its last attempt, ended.
         self._attempts = Counter[str]()
         self._results: dict[str, StageResult] = {}
-        #: The names of all results, also those that may be kept, by the stage and all or the first of its indices.
+        #: The names of all results, also of those that are done, by the stage and all or the first of its indices.
         self._executions = defaultdict[tuple[str, tuple[int, ...]], dict[str, None]](dict)
-        for name in reusable:
+        for name in done:
             self._index(name)
         #: Why nothing more begins, and the signal that ends the run.
         self._stopped: _Stop | None = None
@@ -290,6 +290,8 @@ class Scheduler:
             self._enter(run)
         elif run.component.importer is not None or is_volume_task(run.component):
             self._make(run)
+        elif done := self._done.get(run.name):
+            self._finish(run, done.state, {**done.outputs, **done.artifacts})
         else:
             self._queue(run)
 
@@ -390,7 +392,6 @@ class Scheduler:
         try:
             pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
             plan = plan_attempt(run, self._context, pod_name)
-            run.input_digest = input_digest(plan.inputs)
             run.cache_key = cache_key(plan, run, self._context) if self._cache is not None else ""
         except Exception as error:  # whatever it is, other tasks go on
             self._fail(run, error)
@@ -398,11 +399,7 @@ class Scheduler:
         return plan
 
     def _recall(self, run: TaskRun) -> bool:
-        """Tell whether the stage need not run, and if so, end it with its earlier result."""
-        kept = self._reusable.get(run.name)
-        if kept is not None and kept.key == run.input_digest:
-            self._end(run, kept, kept=True)
-            return True
+        """Tell whether the cache has the stage, and if so, end it with the result that is there."""
         if self._cache is None or not run.cache_key:
             return False
         found = self._ask(run, partial(self._cache.get, run.cache_key))
@@ -411,7 +408,7 @@ class Scheduler:
             return True
         if found is not None:
             found = dataclasses.replace(found, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time())
-            self._end(run, dataclasses.replace(found, name=run.name, task=run.task.name, key=run.input_digest))
+            self._end(run, dataclasses.replace(found, name=run.name, task=run.task.name))
         return found is not None
 
     def _ask(self, run: TaskRun, get: Callable[[], StageResult | None]) -> StageResult | None:
@@ -478,7 +475,6 @@ class Scheduler:
             duration=time.monotonic() - run.started,
             attempts=self._attempts[run.name],
             started_at=run.started_at,
-            key=run.input_digest,
             replicas=run.replicas,
         )
         if result.reason and (retry := run.retry_left) is not None and not self._stop_of(run):
@@ -500,18 +496,18 @@ class Scheduler:
             reason = f"could not be prepared: {type(error).__name__}: {error}"
         self._end(run, StageResult(run.name, run.task.name, State.FAILED, reason=reason))
 
-    def _end(self, run: TaskRun, result: StageResult, *, kept: bool = False) -> None:
+    def _end(self, run: TaskRun, result: StageResult) -> None:
         """End a stage."""
         run.reason = result.reason
-        self._report(result, kept=kept)
+        self._report(result)
         self._finish(run, result.state, {**result.outputs, **result.artifacts})
 
-    def _report(self, result: StageResult, *, kept: bool = False) -> None:
+    def _report(self, result: StageResult) -> None:
         """Record how a stage has ended, or that it does not run."""
         result = dataclasses.replace(result, reason=clean(result.reason))
         self._results[result.name] = result
         self._index(result.name)
-        self._listener(StageFinished(result, kept=kept))
+        self._listener(StageFinished(result))
 
     def _index(self, name: str) -> None:
         stage, indices = without_indices(name), indices_of(name)
@@ -531,7 +527,7 @@ class Scheduler:
         self._open(dag)
 
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
-        """End a task that does not run, with all stages inside it. What the run that is resumed has of them stays."""
+        """End a task that does not run, with all stages inside it that are not done."""
         stop = self._stop_of(run) if state is State.NOT_RUN else None
         canceled, has_waited = False, run in self._waiting
         for stage in [run] if run.component.dag is None else self._inside(run):
@@ -544,12 +540,10 @@ class Scheduler:
                 nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
                 self._report(dataclasses.replace(end, state=State.CANCELED, reason=why, **nothing))
             canceled |= bool(waiting)
-            for name in names if state is State.NOT_RUN else ():
-                if name not in self._results:
-                    self._report(self._reusable[name], kept=True)
             # In another try of a nested pipeline, what failed in an earlier one may not run.
             known = self._results.get(stage.name)
-            if not waiting and (known is None or known.state is State.FAILED):
+            is_done = any(name in self._done for name in names)
+            if not (waiting or is_done) and (known is None or known.state is State.FAILED):
                 self._report(StageResult(stage.name, stage.task.name, state, reason=reason))
         run.reason = reason
         self._finish(run, State.CANCELED if canceled else state, {})

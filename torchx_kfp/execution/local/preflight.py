@@ -29,7 +29,6 @@ from torchx_kfp.execution.pipeline.python_components import (
 from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.values import TYPE_NAMES
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk
-from torchx_kfp.execution.runs.earlier_run import whole_pipeline
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
 _ON_KFP = "Run the pipeline on KFP"
@@ -52,7 +51,7 @@ def check_pipeline(pipeline: Pipeline, *, in_containers: bool = False) -> list[F
     """
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
-        found += backend.of_pipeline(whole_pipeline(pipeline))
+        found += backend.of_pipeline(pipeline)
         refused = kubernetes.pipeline_refusals(pipeline.platform)
         found += [Finding(Kind.NOT_HERE, "the pipeline", text) for text in refused]
         for scoped in walk(pipeline):
@@ -221,5 +220,5 @@ def check_code(stages: Iterable[ScopedTask], options: RunOptions) -> None:
         if workspace_digest(url) and "://" not in url and not os.path.exists(path):
             raise ArgumentError(
                 f"The code of this run, {url}, is not there any more. Give the pipeline and the folder with its code: "
-                "PIPELINE --workspace DIR, to resume as well."
+                "PIPELINE --workspace DIR."
             )

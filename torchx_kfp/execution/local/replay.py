@@ -244,7 +244,7 @@ def _refuse_workspace(invocation: Invocation) -> None:
     if any(place in text for place in (WORKSPACE, path) for text in texts):
         raise ArgumentError(
             f"{invocation.stage!r} cannot be replayed: it uses KFP's workspace, which others may have changed since. "
-            f"Run it in a new run: run --resume {record.run_id} --from {invocation.place.name}."
+            f"Run the pipeline again: --fresh {invocation.place.name}."
         )
 
 

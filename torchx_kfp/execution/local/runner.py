@@ -30,14 +30,12 @@ from torchx_kfp.execution.model.checks import of_arguments
 from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
-from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_stages, make_run_name, walk
+from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_stages, make_run_name, outline, walk
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.earlier_run import outline, read_record, resumed_id
-from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted, StageFinished
-from torchx_kfp.execution.runs.history import folder_of, log_now
-from torchx_kfp.execution.runs.journal import Journal, make_folder
+from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted
+from torchx_kfp.execution.runs.journal import CommandLine, Journal, make_folder
 from torchx_kfp.execution.runs.notebook import default_watch
-from torchx_kfp.execution.runs.prepared_run import PreparedRun, Resumable, prepare, read_earlier
+from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
@@ -49,7 +47,7 @@ if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates 
 
 @with_keywords(keywords_of(RunKeywords))
 def run(
-    pipeline: PipelineLike | None = None,
+    pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
     *,
     tracker_base: str | os.PathLike[str] | None = None,
@@ -61,19 +59,16 @@ def run(
     secrets: Given | None = None,
     config_maps: Given | None = None,
     env: Collection[str] = (),
-    resume: Resumable | None = None,
-    from_stages: Sequence[str] = (),
     **options: Unpack[RunKeywords],
 ) -> RunResult:
     """Run a compiled pipeline on this machine.
 
     Each stage is a process in the current environment, where ``python`` is the running interpreter, or a container.
     If a stage fails, the stages that depend on it do not run; the others finish. A signal (Ctrl-C) ends all processes.
-    Each event is recorded in the run's folder at once, from which another run can continue: ``run(resume=...)``.
+    Run it again to go on: finished stages come from the cache.
 
     Args:
-        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``. Default: the pipeline
-            of the run that is resumed, with its directory, and in containers if it was.
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
         tracker_base: where stages record results: the value of the parameter ``tracker_base``.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
@@ -87,9 +82,6 @@ def run(
         config_maps: keys and values of config maps, likewise.
         env: the names of variables of this machine that stages in containers may get as keys of secrets and config
             maps. Processes have all of its variables.
-        resume: an earlier run, here or on a host, whose stages are kept if they succeeded: see ``plan_run``. The
-            new run has its arguments, unless ``arguments`` has others.
-        from_stages: the stages of that run at which to start anew.
         options: how to run the pipeline, such as ``parallelism=2``: see ``RunOptions``.
 
     Returns:
@@ -116,13 +108,6 @@ def run(
                 f"{{{TRACKER_BASE_PARAMETER!r}: {arguments[TRACKER_BASE_PARAMETER]!r}}}. Give it once."
             )
         arguments = {**arguments, TRACKER_BASE_PARAMETER: os.fspath(tracker_base)}
-    earlier = None if resume is None else read_earlier(resume, output_dir)
-    if pipeline is None:
-        if earlier is None:
-            raise ArgumentError("run needs a pipeline, or resume=RUN, a run whose pipeline runs again.")
-        pipeline = earlier.pipeline
-        own: Any = earlier.options
-        options = {**own, **options}
     loaded = load_pipeline(pipeline)
     for parameter in options.keys() & loaded.root.inputs.keys() - RunKeywords.__annotations__.keys():
         raise TypeError(f"{parameter!r} is a parameter of the pipeline. Pass it as arguments={{{parameter!r}: ...}}.")
@@ -131,8 +116,6 @@ def run(
         arguments,
         workspace=workspace,
         tags=tags,
-        earlier=earlier,
-        from_stages=from_stages,
         directory=os.fspath(options.get("directory") or os.curdir),
         without=[os.fspath(output_dir)],
     )
@@ -152,6 +135,8 @@ def start(
     say: Callable[[str], object] | None = None,
     run_id: str = "",
     pod_names: PodNames | None = None,
+    done: Mapping[str, StageResult] | None = None,
+    command: CommandLine | None = None,
     **options: Unpack[RunKeywords],
 ) -> RunResult:
     """Run a prepared pipeline on this machine: see ``run``.
@@ -160,11 +145,13 @@ def start(
         say: gets sentences about code that is stored.
         run_id: the run's id, if somebody else gives ids. A folder that it has from before is used again.
         pod_names: makes the names of pods. By default, they have the names of stages.
+        done: how the stages of this run ended, by name, that a retry of it does not run again.
+        command: the command line that starts the run.
     """
     loaded, values = prepared.pipeline, prepared.values
     chosen = RunOptions.of(options)
     # Whoever gives a URL as an argument trusts its server.
-    urls = (value for value in prepared.given.values() if isinstance(value, str) and "://" in value)
+    urls = (value for value in prepared.arguments.values() if isinstance(value, str) and "://" in value)
     chosen = dataclasses.replace(chosen, copy_from=(*chosen.copy_from, *urls))
     found = check_supported(loaded, in_containers=chosen.docker)
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), chosen.docker)
@@ -182,22 +169,11 @@ def start(
         check_code(stages, chosen)
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
-        stored = {**chosen.as_json(), **({"sent": prepared.sent} if prepared.sent else {})}
-        resumes = resumed_id(loaded.description)
-        with Journal(folder, loaded, values, stored, watch.on_warning, resumes, exist_ok=is_again) as journal:
-            if prepared.plan is not None and prepared.plan.folder is not None:
-                _end_left(prepared.plan.folder, containers)
+        with Journal(folder, loaded, values, chosen.as_json(), watch.on_warning, command, exist_ok=is_again) as journal:
             context = make_context(folder, chosen, given, containers)
             context = dataclasses.replace(context, pod_names=pod_names or PodNames())
             prepared.record(run_id, watch.on_warning)
-            return _execute(prepared, found, context, journal, watch)
-
-
-def _end_left(folder: Path, containers: Containers | None) -> None:
-    """End what a killed runner has left of the run in this folder."""
-    kill_marked(run_mark(folder))
-    if containers is not None:
-        containers.engine.remove_all(folder.name, run_mark(folder))
+            return _execute(prepared, found, context, journal, watch, done or {})
 
 
 def _named_variables(names: Collection[str]) -> dict[str, str]:
@@ -242,19 +218,19 @@ def make_context(
 
 
 def _execute(
-    prepared: PreparedRun, findings: Sequence[Finding], context: RunContext, journal: Journal, watch: Watch
+    prepared: PreparedRun,
+    findings: Sequence[Finding],
+    context: RunContext,
+    journal: Journal,
+    watch: Watch,
+    done: Mapping[str, StageResult],
 ) -> RunResult:
     """Run the pipeline in the journal's folder."""
     pipeline, arguments = prepared.pipeline, prepared.values
     run_id, folder = context.run_id, context.folder
     if has_workspace(pipeline):
         Path(context.constants["workspace_path"]).mkdir(0o700, exist_ok=True)
-    before = read_record(pipeline.description)
     state = RunState(outline(pipeline))
-
-    def with_log(kept: StageResult) -> StageResult:
-        # A pipeline, or the folder of a run, may be anybody's: the log is one of a run next to this one.
-        return dataclasses.replace(kept, log_file=log_now(kept.log_file, folder_of(kept.cached_from, folder)))
 
     def listener(event: Event) -> None:
         # Record the event first: whoever gets it will find it in the folder.
@@ -264,13 +240,11 @@ def _execute(
 
     options = context.options
     cache = Cache(folder.parent / CACHE_FOLDER, run_id, options.directory) if options.cache else None
-    reusable = prepared.plan.reusable if prepared.plan is not None else {}
-    reusable = {name: with_log(end) for name, end in reusable.items()}
     has_gpus = context.containers is not None and context.containers.engine.has_gpus
     not_applied = find_not_applied(pipeline, arguments, context.given, options.mounts, has_gpus=has_gpus)
     started = time.monotonic()
     lines = StageLines(watch)
-    scheduler = Scheduler(pipeline, context, lines, listener, reusable, cache)
+    scheduler = Scheduler(pipeline, context, lines, listener, done, cache)
     with awaitable_processes(), ending_signals(scheduler.interrupt):
         try:
             listener(
@@ -283,8 +257,6 @@ def _execute(
                     differs=tuple(map(str, findings)),
                 )
             )
-            for kept in before.ends if before else ():
-                listener(StageFinished(with_log(kept), kept=True))
             root = scheduler.run(arguments)
             if (ended := scheduler.signal) is not None:
                 listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started, reason=ended.name))
@@ -292,7 +264,7 @@ def _execute(
         finally:
             # The end of a stage ends the processes that it started; this finds any that were started later.
             kill_marked(run_mark(folder))
-    outputs = {**(before.outputs if before else {}), **root.outputs()}
+    outputs = root.outputs()
     artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
     end, seconds = State.FAILED if root.failed else State.SUCCEEDED, time.monotonic() - started
     listener(RunFinished(run_id, end, seconds, parameters_of(outputs), artifacts, scheduler.reason))

@@ -51,7 +51,7 @@ _AROUND = 12
 
 
 def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
-    """Yield the findings about the pipeline as a whole; a resumed one must have the stages that are kept."""
+    """Yield the findings about the pipeline as a whole."""
     if names := [name for name in pipeline.root.artifact_inputs if name not in pipeline.root.optional_artifacts]:
         yield Finding(
             Kind.FAILS,

@@ -31,7 +31,7 @@ _DEEPEST = 100
 _MOST_EVENTS = 1_000_000
 _MERGE = "tag:yaml.org,2002:merge"
 #: The pipelines in the last large texts, and how many characters such a text has: a command may read the pipeline of a
-#: run and of the run that it resumes, and YAML of 1,000 stages takes seconds.
+#: run several times, and YAML of 1,000 stages takes seconds.
 _RECENT: dict[str, Pipeline] = {}
 _LARGE = 100_000
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -294,3 +294,8 @@ class PodNames:
             digest = hashlib.sha256(f"{stage} {name}".encode()).hexdigest()[:8]
             name = f"{safe_name(stage)[: _LONGEST - 9]}-{digest}"
         return name
+
+
+def outline(pipeline: Pipeline) -> dict[str, bool]:
+    """Return the names of all stages, in an order in which they could run, and whether each is in a loop."""
+    return {place.name: place.looped for place in walk(pipeline) if place.is_stage}

@@ -20,8 +20,7 @@ from typing import Any
 from torchx_kfp.contract.inputs import ADDED, INNER, READS, identifier, is_stage_input
 from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
-from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
-from torchx_kfp.execution.runs.earlier_run import outline, whole_pipeline
+from torchx_kfp.execution.pipeline.walk import ScopedTask, outline, walk
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
 from torchx_kfp.execution.runs.source import RunSource
@@ -103,7 +102,7 @@ def view_of(source: RunSource) -> RunView:
         raise ArgumentError(f"The run {record.run_id} has not started yet: nothing has happened in it.")
     spec = None
     with contextlib.suppress(PipelineFileError):
-        spec = whole_pipeline(record.load())
+        spec = record.load()
     if record.folder is not None:
         # Without the pipeline, only the stages that have begun are known.
         record = read_run(record.folder.absolute(), None if spec is None else outline(spec))

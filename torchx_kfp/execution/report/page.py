@@ -22,13 +22,13 @@ from torchx_kfp.execution.report.links import Links
 from torchx_kfp.execution.report.model import RunView, read_tracked
 from torchx_kfp.execution.report.rows import find_searches, task_tables, view_search
 from torchx_kfp.execution.report.timeline import draw_timeline
-from torchx_kfp.execution.runs import resume_words, sent_words
+from torchx_kfp.execution.runs import output_dir_words
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import describe_code
 
 _HERE = Path(__file__).parent
-#: Runs in these states cannot be resumed.
+#: Runs in these states need no retry.
 _DONE = (State.RUNNING, State.SUCCEEDED)
 #: The options of ``local.run`` that the page has.
 _OPTIONS = ("docker", "parallelism", "directory", "kfp_workspace", "mounts", "timeout", "cache", "fail_fast")
@@ -161,7 +161,7 @@ def _content(run: RunView, place: Path | None) -> dict[str, Any]:
         "options": {
             name: it for name, it in run.record.options.items() if name in _OPTIONS and it not in (None, "", [])
         },
-        "resume": shlex.join(["torchx-kfp", *resume_words(folder, sent_words(run.arguments))])
+        "retry": shlex.join(["torchx-kfp", "retry", folder.name, *output_dir_words(folder)])
         if folder and run.run.state not in _DONE
         else "",
     }

@@ -40,11 +40,11 @@ class TimelineRow:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A drawn timeline. ``ticks`` are (percent, label); ``resumed`` are the run's resumes, in percent."""
+    """A drawn timeline. ``ticks`` are (percent, label); ``retried`` are its retries on KFP, in percent."""
 
     rows: list[TimelineRow]
     ticks: Sequence[tuple[float, str]]
-    resumed: list[float]
+    retried: list[float]
 
 
 def draw_timeline(run: RunView) -> Timeline:
@@ -54,7 +54,7 @@ def draw_timeline(run: RunView) -> Timeline:
     return Timeline(
         rows=sorted((row for row in rows if row.bars), key=lambda row: min(bar.left for bar in row.bars)),
         ticks=[(share, duration(clock.total * share / 100)) for share in _TICKS],
-        resumed=[clock.percent(session.start) for session in run.sessions[1:]],
+        retried=[clock.percent(session.start) for session in run.sessions[1:]],
     )
 
 

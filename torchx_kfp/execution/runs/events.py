@@ -44,7 +44,7 @@ class RunStarted:
     folder: Path | None = None
     not_applied: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    resumed: bool = False
+    retried: bool = False
     time: float = field(default_factory=time.time)
     differs: tuple[str, ...] = ()
     link: str = ""
@@ -133,10 +133,9 @@ class PipelineRetried:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage has ended or will not run; it is ``kept`` if it had ended well before the run was resumed."""
+    """A stage has ended or will not run."""
 
     result: StageResult
-    kept: bool = False
     time: float = field(default_factory=time.time)
 
 
@@ -203,8 +202,7 @@ def encode(event: Event) -> dict[str, Any]:
     content = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
     when = content.pop("time")
     if isinstance(event, StageFinished):
-        result = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
-        content = {**result, "kept": event.kept}
+        content = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
     if isinstance(event, RunStarted):
         content["version"] = VERSION
     return {"event": name, "time": when, **{key: _encode(key, value) for key, value in content.items()}}

@@ -18,7 +18,6 @@ from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, lis
 from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_file, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, earlier_run, read_record
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, read_fields
 from torchx_kfp.execution.runs.journal import (
     EVENTS_FILE,
@@ -28,6 +27,7 @@ from torchx_kfp.execution.runs.journal import (
     PIPELINE_FILE,
     REQUEST_FILE,
     VERSION,
+    CommandLine,
     is_running,
 )
 from torchx_kfp.execution.runs.record import RunRecord
@@ -56,7 +56,7 @@ class _RunFile:
     created: float | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    resumes: str = ""
+    command: CommandLine | None = None
 
 
 class FileTail:
@@ -176,9 +176,6 @@ class RunReader(RunSource):
         record = self.read()
         name = choose_stage(record, stage)
         pipeline = record.load()
-        taken = read_record(pipeline.description)
-        if taken is not None and not record.run.attempts_at(name) and name in {end.name for end in taken.ends}:
-            raise not_started(record, name)  # this pipeline does not have the stage
         place = place_of(pipeline, name, record.arguments)
         started = self._started(record, name)
         lost = [each for each in place.component.artifact_inputs if each not in started.artifacts]
@@ -191,10 +188,6 @@ class RunReader(RunSource):
         known = {*place.component.inputs, *place.component.artifact_inputs}
         inputs = {name: value for name, value in {**started.inputs, **started.artifacts}.items() if name in known}
         return Invocation(record, pipeline, name, place, place.component, inputs, started.pod_name)
-
-    def earlier(self) -> EarlierRun:
-        """Return what is known of the run for one that continues it: see ``plan_run``."""
-        return earlier_run(self.read())
 
     def _started(self, record: RunRecord, stage: str) -> StageStarted:
         """Return the start of the last attempt at a stage, or at the one from which its results were taken."""
@@ -221,7 +214,7 @@ class RunReader(RunSource):
             is_running=alive,
             arguments=self._request.arguments or (first.arguments if first else {}),
             options=self._request.options,
-            resumes=self._request.resumes,
+            command=self._request.command,
             corrupt=(*self._corrupt, *self._reader.corrupt),
         )
 
@@ -260,7 +253,7 @@ def read_run(folder: str | os.PathLike[str], stages: Mapping[str, bool] | None =
 
     Args:
         folder: the run's folder.
-        stages: the stages of its pipeline, if they are known (see ``earlier_run.outline``).
+        stages: the stages of its pipeline, if they are known (see ``walk.outline``).
 
     Raises:
         ArgumentError: the folder is not that of a run, or another version of torchx-kfp made it.

@@ -8,7 +8,7 @@ Besides the folders of stages, it contains:
 - ``lock``: locked (``flock``) by the process that runs the pipeline for as long as that process lives; it contains the
   process's id.
 
-However the process ends, the folder shows how far the run came (see ``history``), and the run can be resumed.
+However the process ends, the folder shows how far the run came (see ``history``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -50,6 +51,14 @@ MOST_BAD_LINES = 1000
 _LOCK_PATIENCE = 1.0
 
 
+@dataclass(frozen=True)
+class CommandLine:
+    """The command line that started a run: the words after the program's name, and the directory in which it was."""
+
+    words: tuple[str, ...] = ()
+    directory: str = ""
+
+
 class Journal:
     """Records a run's events. The run's folder belongs to this process until the journal is closed.
 
@@ -63,7 +72,7 @@ class Journal:
         arguments: Mapping[str, Any],
         options: Mapping[str, Any],
         warn: Callable[[str], None],
-        resumes: str = "",
+        command: CommandLine | None = None,
         *,
         exist_ok: bool = False,
     ) -> None:
@@ -75,7 +84,7 @@ class Journal:
             arguments: the values of all parameters.
             options: how it runs.
             warn: takes a sentence, once, if the run cannot be recorded.
-            resumes: the id of the run that it continues, in a folder of its own.
+            command: the command line that started it; None for a run from Python.
             exist_ok: whether the folder may be there already, if no other process uses it.
 
         Raises:
@@ -94,7 +103,7 @@ class Journal:
             "created": time.time(),
             "arguments": dict(arguments),
             "options": dict(options),
-            **({"resumes": resumes} if resumes else {}),
+            **({"command": asdict(command)} if command is not None else {}),
         }
         # Each step may fail by itself: a file system without locks can still store files.
         with self._recording():
@@ -105,7 +114,7 @@ class Journal:
                 write_file(folder / REQUEST_FILE, f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
         except OSError as error:
             self.close()
-            shutil.rmtree(folder, ignore_errors=True)  # without these files, the run could not be resumed
+            shutil.rmtree(folder, ignore_errors=True)  # without these files, nobody could read the run
             raise ArgumentError(
                 f"The run cannot be recorded in {str(folder)!r}: {explain(error)}. Make room, or name another place "
                 "for it (output_dir, or --output-dir on the command line)."
@@ -158,7 +167,7 @@ class Journal:
                 reason = explain(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                 self._warn(
                     f"Some events of this run cannot be recorded in {self.folder}: {reason}. The run goes on, but it "
-                    "may look unfinished later, and stages without a record run again if it is resumed."
+                    "may look unfinished later."
                 )
 
     def _take_lock(self) -> None:

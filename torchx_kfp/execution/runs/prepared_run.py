@@ -1,16 +1,15 @@
-"""Prepare a run, here or on a host: check its arguments, pack its code, and plan what it keeps of an earlier run.
+"""Prepare a run, here or on a host: check its arguments, and pack its code.
 
-The code is that of the pipeline's parameter ``workspace``, and of AppDefs with a workspace. Which code a run had, its
-tags, and the runs that it resumes are recorded under its tracker base.
+The code is that of the pipeline's parameter ``workspace``, and of AppDefs with a workspace. Which code a run had, and
+its tags, are recorded under its tracker base.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, Union
+from typing import Any
 
 from torchx_kfp.common.text import counted, listed, shown, size_text
 from torchx_kfp.contract.folders import fill_in_folders, find_folders
@@ -18,22 +17,13 @@ from torchx_kfp.contract.protocol import (
     TRACKER_BASE_PARAMETER,
     WORKSPACE_PARAMETER,
     named_workspaces,
-    workspace_digest,
-    workspace_key,
 )
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
-from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_text, reading
+from torchx_kfp.execution.pipeline.load import pipeline_from_text, reading
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages
-from torchx_kfp.execution.runs.earlier_run import EarlierRun, read_record, whole_pipeline
-from torchx_kfp.execution.runs.history import RunReader, find_run
-from torchx_kfp.execution.runs.record import why_not_read
-from torchx_kfp.execution.runs.result import RunResult
-from torchx_kfp.execution.runs.resume_plan import ResumePlan, plan_resume
-from torchx_kfp.execution.runs.source import RunSource
-from torchx_kfp.execution.runs.stage_code import changed_files, name_code
-from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR
+from torchx_kfp.execution.pipeline.walk import known_bases, known_stages
+from torchx_kfp.execution.runs.stage_code import name_code
 from torchx_kfp.tracking.recorder import (
     SHORT_PATIENCE,
     Code,
@@ -42,11 +32,7 @@ from torchx_kfp.tracking.recorder import (
     absolute_base,
     pack_folders,
     parse_tags,
-    read_workspace,
 )
-
-#: A run that can be resumed: its id, its folder, its result, or a run on a host.
-Resumable: TypeAlias = Union[RunSource, RunResult, str, "os.PathLike[str]"]
 
 
 @dataclass(frozen=True)
@@ -54,15 +40,12 @@ class PreparedRun:
     """A run that is ready: ``upload`` stores its code before it starts, and ``record`` its tags and code afterwards.
 
     Attributes:
-        pipeline: the pipeline; it names the code, and has constants in place of what is kept of an earlier run.
+        pipeline: the pipeline; it names the code.
         arguments: the arguments, without defaults.
         values: the values of all parameters.
-        bases: the tracker bases that are known, also those of stages that are kept.
+        bases: the tracker bases that are known.
         workspaces: the archives of the code, by the folders in them.
         tags: text by name.
-        plan: what it keeps of the run that it resumes, if it resumes one.
-        given: the arguments that the user has given, without those of the run that it resumes: that can be anybody's.
-        trusted_bases: the tracker bases on this machine that the user has named for the run that it resumes.
     """
 
     pipeline: Pipeline
@@ -71,11 +54,6 @@ class PreparedRun:
     bases: Collection[str] = ()
     workspaces: Mapping[str, PackedWorkspace] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    plan: ResumePlan | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
-    trusted_bases: Collection[str] = ()
-    #: The folder whose code is the value of the parameter ``workspace``, if it was packed for this run.
-    sent: str = ""
 
     def upload(self, say: Callable[[str], object] | None = None) -> None:
         """Store the archives that are not there yet, and say so. Raises TrackerError if they cannot be stored."""
@@ -85,7 +63,7 @@ class PreparedRun:
                 say(f"Workspace {folders}: {counted(len(packed.entries), 'file')}, {size_text(packed.size)}, {what}.")
 
     def record(self, run: str, warn: Callable[[str], object]) -> None:
-        """Record under the tracker base which code and tags a run has that has just started, and which runs it resumes.
+        """Record under the tracker base which code and tags a run has that has just started.
 
         Its code are the workspaces that it names.
 
@@ -93,22 +71,19 @@ class PreparedRun:
             run: its name on this machine, or its id on the host.
             warn: gets a sentence if that is not possible. The run goes on.
         """
-        before = read_record(self.pipeline.description)
-        # The run that resumes this one has the whole pipeline.
-        texts = [*self.values.values(), self.pipeline.text if before is None else before.text]
+        texts = [*self.values.values(), self.pipeline.text]
         named = named_workspaces(*(text for text in texts if isinstance(text, str)))
         known = {workspace.digest: workspace.code for workspace in self.workspaces.values()}
         code = [known.get(digest) or Code(digest) for digest in named]
         base = self.values.get(TRACKER_BASE_PARAMETER)
         base = next((workspace.store.base for workspace in self.workspaces.values()), base)
-        resumes = [] if before is None else [before.resumes, *(end.cached_from for end in before.ends)]
-        if not (code or self.tags or resumes) or not base or not isinstance(base, str):
+        if not (code or self.tags) or not base or not isinstance(base, str):
             return
         try:
             recorder = Recorder(base, patience=SHORT_PATIENCE)
             # A folder that only pods have is not made here.
             if recorder.folder is None or os.path.isdir(recorder.folder):
-                recorder.add_start(run, code, self.tags, list(dict.fromkeys(filter(None, resumes))))
+                recorder.add_start(run, code, self.tags)
         except TorchxKfpError as error:
             lost = f"The code of the run {run} is not recorded"
             warn(f"{lost if code else f'The tags of the run {run} are not recorded'}: {error}")
@@ -120,8 +95,6 @@ def prepare(
     *,
     workspace: str | os.PathLike[str] | None = None,
     tags: Mapping[str, str] | None = None,
-    earlier: EarlierRun | None = None,
-    from_stages: Collection[str] = (),
     directory: str | None = None,
     without: Iterable[str] = (),
 ) -> PreparedRun:
@@ -129,29 +102,21 @@ def prepare(
 
     Args:
         pipeline: the pipeline.
-        arguments: the arguments, without defaults. Those of ``earlier`` count where these lack one.
+        arguments: the arguments, without defaults.
         workspace: the folder for the pipeline's parameter ``workspace``, if any.
         tags: text by name.
-        earlier: the run that it continues, if any.
-        from_stages: the stages of that run at which to start anew.
         directory: the directory in which stages of a run on this machine start; None for a run on a host. A folder as
             tracker base must then exist: pods have mounted it.
         without: folders that do not travel, in which runs write. The tracker base never does.
 
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the pipeline does not take a workspace, is given two,
-            has no tracker base for it or for tags, or is a compiled file that names folders; or see ``plan_resume``.
+            has no tracker base for it or for tags, or is a compiled file that names folders.
         WorkspaceError: a folder cannot travel; the message says why.
         TrackerBaseError: the tracker base cannot be used.
     """
-    _verify_types(arguments, workspace, from_stages)
-    if from_stages and earlier is None:
-        raise ArgumentError("from_stages needs resume, the run whose other stages are kept.")
+    _verify_types(arguments, workspace)
     folder = None if workspace is None else os.fspath(workspace)
-    given = arguments
-    if earlier is not None:
-        pipeline = whole_pipeline(pipeline)
-        arguments = earlier.arguments_for(pipeline, arguments, without=[] if folder is None else [WORKSPACE_PARAMETER])
     if folder is not None:
         _check_parameter(pipeline, arguments, folder)
         arguments = {**arguments, WORKSPACE_PARAMETER: ""}  # until it is packed
@@ -169,94 +134,16 @@ def prepare(
         if directory is not None and needs_base and isinstance(base, str) and base:
             # A stage starts in its workspace, and tags are recorded here: a relative tracker base would be elsewhere.
             values[TRACKER_BASE_PARAMETER] = absolute_base(base, directory)
-        plan = None
-        if earlier is not None:
-            place: Any = {"is_here": directory is not None, "directory": directory or ""}
-            if folder is not None:
-                stages, archive = known_stages(pipeline, values), workspaces[folder].archive
-                place["changed_files"] = functools.cache(lambda: _changed_files(earlier, stages, archive))
-            plan = plan_resume(earlier, pipeline, values, from_stages=from_stages, **place)
-            pipeline = plan.pipeline
-    trusted_bases = () if earlier is None else earlier.trusted_bases
-    sent = "" if folder is None else os.path.abspath(folder)
-    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {}, plan, given, trusted_bases, sent)
+    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {})
 
 
-def read_earlier(run: Resumable, output_dir: str | os.PathLike[str]) -> EarlierRun:
-    """Return what is known of a run that is to be resumed: see ``plan_run``."""
-    if isinstance(run, RunResult):
-        if run.folder is None:
-            raise ArgumentError(
-                f"The run {run.run_id} is on a KFP host: pass the run itself, torchx_kfp.host.attach({run.run_id!r}), "
-                "not its result."
-            )
-        run = run.folder
-    if isinstance(run, (str, os.PathLike)):
-        run = RunReader(find_run(output_dir, os.fspath(run)))
-    if not isinstance(run, RunSource):
-        raise ArgumentError(f"resume must be a run, such as its id, but is {shown(run)}.")
-    return run.earlier()
-
-
-def plan_run(
-    pipeline: PipelineLike,
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    resume: Resumable,
-    from_stages: Collection[str] = (),
-    output_dir: str | os.PathLike[str] | None = None,
-    is_here: bool = True,
-) -> ResumePlan:
-    """Return the plan with which a new run of a pipeline continues an earlier run. Nothing is started.
-
-    Args:
-        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
-        arguments: values of the pipeline's parameters, where they differ from those of the earlier run.
-        resume: the earlier run: the id or folder of a run on this machine, its result, or a run on a host
-            (``torchx_kfp.host.attach``).
-        from_stages: the stages at which to start anew: they run, and so does everything that depends on them.
-        output_dir: the folder that has the folders of runs. Default: ``OUTPUT_DIR``.
-        is_here: whether the new run is on this machine, rather than on a KFP host.
-
-    Raises:
-        UnknownRunError: there is no such run.
-        ArgumentError: see ``plan_resume``.
-    """
-    earlier = read_earlier(resume, OUTPUT_DIR if output_dir is None else output_dir)
-    directory = os.curdir if is_here else None
-    plan = prepare(
-        load_pipeline(pipeline), arguments or {}, earlier=earlier, from_stages=from_stages, directory=directory
-    ).plan
-    assert plan is not None
-    return plan
-
-
-def _changed_files(earlier: EarlierRun, stages: Iterable[ScopedTask], archive: bytes) -> Mapping[str, Sequence[str]]:
-    """Return which files have changed that stages may use; none if the code of the earlier run is out of reach."""
-    url = earlier.record.arguments.get(WORKSPACE_PARAMETER)
-    digest = workspace_digest(url) if isinstance(url, str) else None
-    base = str(url).removesuffix(f"/{workspace_key(digest)}") if digest else ""
-    if not digest or why_not_read(base, earlier.named_bases, ran_here=earlier.record.folder is not None):
-        return {}
-    known = known_stages(earlier.pipeline, earlier.record.arguments)
-    before = {stage.name: stage for stage in known if stage.workspace == url}
-    both = {stage.name: (before[stage.name], stage) for stage in stages if stage.name in before}
-    try:
-        store = Recorder(earlier.record.absolute_base(base), patience=SHORT_PATIENCE).store
-        return changed_files(both, read_workspace(store, digest), archive)
-    except (TorchxKfpError, OSError, ValueError):  # it is gone, or is somebody else's
-        return {}
-
-
-def _verify_types(arguments: Any, workspace: Any, from_stages: Any) -> None:
+def _verify_types(arguments: Any, workspace: Any) -> None:
     if not isinstance(arguments, Mapping):
         raise ArgumentError(
             f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, but is {shown(arguments)}."
         )
     if workspace is not None and not isinstance(workspace, (str, os.PathLike)):
         raise ArgumentError(f"workspace must be the path of a folder, but is {shown(workspace)}.")
-    if isinstance(from_stages, str):
-        raise ArgumentError(f"from_stages must be a list of stages, such as [{from_stages!r}], but is a text.")
 
 
 def _pack(

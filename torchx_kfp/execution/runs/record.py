@@ -23,6 +23,7 @@ from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
 from torchx_kfp.execution.runs.events import Event
+from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import absolute_base
@@ -37,8 +38,8 @@ class RunRecord:
     """A run as it is recorded now.
 
     A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI and a ``name``.
-    ``created`` is in seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``. ``resumes`` is the id
-    of the run that it continues as a new run, if it does.
+    ``created`` is in seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``, and ``command`` is
+    the command line that has started the run on this machine; None for one from Python.
     """
 
     run_id: str
@@ -56,7 +57,7 @@ class RunRecord:
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    resumes: str = ""
+    command: CommandLine | None = None
     #: Sentences about parts of the record that could not be read.
     corrupt: tuple[str, ...] = ()
 
@@ -141,10 +142,9 @@ def untracked(run: RunRecord) -> str:
 
 def _tracked(run: RunRecord) -> set[str] | None:
     """Return the names of the stages that have a tracker base, without indices; None if that is not known."""
-    kept = {without_indices(end.name) for end in run.run.ends if end.tracker_base}
     try:
         stages = known_stages(run.load(), run.arguments)
-        return kept | {stage.name for stage in stages if stage.facts.tracker_base is not None}
+        return {stage.name for stage in stages if stage.facts.tracker_base is not None}
     except PipelineFileError:
         return None
 

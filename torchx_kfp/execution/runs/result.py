@@ -75,8 +75,6 @@ class StageResult:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     #: The time at which the first attempt started, in seconds since the epoch.
     started_at: float | None = None
-    #: A digest of the values of all inputs, by which a run that resumes this one knows whether they are the same.
-    key: str = ""
     #: The run from which a cached stage's outputs are taken.
     cached_from: str = ""
     #: How many replicas a distributed stage has; None for other stages, and if it ended before they were started.

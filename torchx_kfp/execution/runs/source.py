@@ -13,7 +13,6 @@ from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, task_name, walk, without_indices
-from torchx_kfp.execution.runs.earlier_run import EarlierRun
 from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import RunResult, StageResult, open_log
@@ -52,10 +51,6 @@ class RunSource(ABC):
             ArgumentError: there is no such stage, or it was not started.
             HostError: the host does not say it.
         """
-
-    @abstractmethod
-    def earlier(self) -> EarlierRun:
-        """Return what is known of the run for one that continues it: see ``plan_run``."""
 
     def follow(self, timeout: float | None = None, *, closely: bool = False) -> Iterator[RunRecord]:
         """Yield the run as it is now, and again whenever that has changed, until it has ended.

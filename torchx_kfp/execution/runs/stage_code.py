@@ -47,7 +47,7 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
     """Return the pipeline with names of code where the URL that its parameter ``workspace`` has would be filled in.
 
     Args:
-        pipeline: a compiled pipeline. That of an earlier run has names already, of that run's code.
+        pipeline: a compiled pipeline. That in the folder of a run has names already, of that run's code.
         arguments: the values of all parameters.
         archive: the workspace with that URL. Without it, stages that have a name for other code get the URL.
     """
@@ -92,24 +92,6 @@ def _input_to_name(stage: ScopedTask, url: str, *, is_at_hand: bool) -> str:
         return ""
     is_other = is_code_name(inputs[name]) and dict(stage.env).get(CODE_URL) != url
     return name if is_other or (is_at_hand and (inputs[name] == url or is_code_name(inputs[name]))) else ""
-
-
-def changed_files(
-    stages: Mapping[str, tuple[ScopedTask, ScopedTask]], before: bytes, now: bytes
-) -> Mapping[str, Sequence[str]]:
-    """Return which files differ of those that stages may use.
-
-    Args:
-        stages: stages of an earlier run and of this one, by any names.
-        before: the workspace of the earlier run.
-        now: that of this one.
-    """
-    found = {}
-    with _unpacked(before) as old, _unpacked(now) as new:
-        for name, (one, other) in stages.items():
-            files = old.files_of(one) | new.files_of(other)
-            found[name] = sorted(file for file in files if old.files.get(file) != new.files.get(file))
-    return found
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ class StageState:
         name: the stage's name, unique in the run, such as ``inner/train[2,0]``.
         task: the task's name.
         state: the current state.
-        attempts: all attempts, including those before the run was resumed.
+        attempts: all attempts, including those before the run was retried on KFP.
         started_at: the time at which the first attempt since the stage was queued last started.
         ended_at: the time at which the stage ended.
         reason: why the stage is retried or did not succeed, as a part of a sentence.
@@ -174,7 +174,7 @@ class TaskState:
 
 @dataclass
 class Session:
-    """A period in which a runner worked on the run. Each resume begins another one."""
+    """A period in which a runner worked on the run. Each retry on KFP begins another one."""
 
     start: float
     end: float
@@ -311,7 +311,7 @@ class RunState:
         return {state: total[state] for state in State if total[state]}
 
     def duration(self, now: float | None = None) -> float:
-        """Return the seconds for which a runner has worked on the run; the time before a resume does not count.
+        """Return the seconds for which a runner has worked on the run; the time before a retry on KFP does not count.
 
         Args:
             now: the current time, in seconds since the epoch; without it, an unfinished run counts up to its last

@@ -85,7 +85,7 @@ class Lines(Watch):
 
 def messages(event: Event, *, verbose: bool = False) -> list[str]:
     """Return lines about an event; if ``verbose``, also about starts of stages, and their inputs and outputs."""
-    if isinstance(event, RunStarted) and event.resumed and event.folder is None:
+    if isinstance(event, RunStarted) and event.retried and event.folder is None:
         return [f"Run {event.run_id} was retried on KFP: it runs again."]
     if isinstance(event, StagePending):
         return [f"{event.name} cannot start: {event.reason}."] if event.reason else []
@@ -172,9 +172,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 def _finished(event: StageFinished, verbose: bool) -> list[str]:
     stage = event.result
-    if event.kept:
-        was = f"was {stage.state}" if stage.state is State.SKIPPED else "succeeded"
-        return [f"{stage.name} is kept: it {was} before."]
     if not stage.attempts and not verbose and not (stage.state.is_success or stage.state is State.FAILED):
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))

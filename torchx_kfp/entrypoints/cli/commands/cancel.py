@@ -37,7 +37,7 @@ def cancel_command(run: str, lookup: Lookup) -> None:
     source = lookup.find(run, changes="cancel", reads="none")
     record = source.read()
     if isinstance(source, RunReader) and record.run.state is State.INTERRUPTED:
-        _end_left_stages(source.folder, record)
+        end_left_stages(source.folder, record)
         return
     if not record.is_running:
         raise ArgumentError(
@@ -71,7 +71,7 @@ def cancel_command(run: str, lookup: Lookup) -> None:
     print_message(f"The run {record.run_id} {how}.")
 
 
-def _end_left_stages(folder: Path, record: RunRecord) -> None:
+def end_left_stages(folder: Path, record: RunRecord) -> None:
     """End the processes and containers of a run whose runner was killed."""
     from torchx_kfp.execution.local.executors.process import kill_marked, run_mark
     from torchx_kfp.local import remove_containers

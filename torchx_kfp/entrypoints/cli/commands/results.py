@@ -89,7 +89,7 @@ def results_command(
     COMPARISON is NAME OPERATOR VALUE: 'loss < 0.1', 'model == resnet'. NAME is a result, or run, stage, execution or
     run_id, or a tag: 'tag.team == vision'. The operators are == and !=, and for numbers < <= >= >. A run that lacks
     NAME does not match; for other conditions, use --json, or to_frame() of a tracker. The run and the tags of
-    cached and kept stages are those of RUN, or else those of the run that recorded them.
+    cached stages are those of RUN, or else those of the run that recorded them.
 
     JSON is a list of runs of stages: run_id, its parts run, stage and execution, and results. CSV has these columns,
     with one for each result.
@@ -105,7 +105,7 @@ def results_command(
         recorder = open_recorder(base)
         chosen = _all(recorder)
         if any(name == "run" or name.startswith(_TAG) for name, _, _ in comparisons):
-            print_message("Without RUN, cached and kept stages count for the run that recorded them.")
+            print_message("Without RUN, cached stages count for the run that recorded them.")
         if not (as_json or as_csv or stages or sorts or comparisons):
             _list_runs(chosen.keys)
             return

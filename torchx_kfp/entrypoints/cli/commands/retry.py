@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
-from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
+from torchx_kfp.common.text import shown
+from torchx_kfp.entrypoints.cli.display.printing import WORDS, print_message, this_command
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import RunReader
+from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.execution.runs.vocabulary import State
 
 
 @click.command("retry")
 @click.argument("run")
-@click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
+@click.option("--watch", is_flag=True, help="Show a run on a host until its end; the exit code is that of the run.")
 @finds_runs()
 @click.pass_context
 def retry_command(
@@ -21,19 +27,20 @@ def retry_command(
     watch: bool,
     lookup: Lookup,
 ) -> None:
-    """Run again what failed in RUN, or was canceled. Stages that succeeded are kept.
+    """Run again what failed in RUN, or was canceled.
 
-    On a KFP host, KFP starts the failed stages again in the same run, as "Retry" in its UI does; the pipeline and its
-    arguments stay as they are. A run on this machine is continued by a new run, as with `torchx-kfp run --resume RUN`,
-    which is shown until its end.
+    On a KFP host, KFP starts the failed stages again in the same run, as "Retry" in its UI does; the pipeline, its
+    code and its arguments stay as they are.
+
+    On this machine, the command that started RUN is executed again, in the same directory: a new run of the pipeline
+    and the code as they are now, with the same arguments and options. Finished stages come from the cache. The run is
+    shown until its end.
     """
-    from torchx_kfp.entrypoints.cli.commands.run import run_command
     from torchx_kfp.entrypoints.cli.display.summary import attach
 
     source = lookup.find(run, changes="retry")
     if isinstance(source, RunReader):
-        folder = source.folder
-        context.invoke(run_command, resumed=folder.name, output_dir=str(folder.parent))
+        _run_again(context, source)
         return
     words = host_words(lookup.flags)
     source.retry()
@@ -42,3 +49,44 @@ def retry_command(
     else:
         print_message(f"KFP retries {source.run_id}: {source.link}".rstrip(": "))
         print_message(f"To watch it: {this_command('watch', source.run_id, *words)}")
+
+
+def _run_again(context: click.Context, source: RunReader) -> None:
+    """Execute the command that started a run of this machine."""
+    from torchx_kfp.entrypoints.cli.commands.cancel import end_left_stages
+    from torchx_kfp.entrypoints.cli.commands.run import run_command
+
+    record = source.read()
+    words, directory = _recorded_command(record)
+    if record.is_running:
+        raise ArgumentError(f"The run {record.run_id} is running: torchx-kfp watch {record.run_id} shows it.")
+    if record.run.state is State.SUCCEEDED:
+        raise ArgumentError(f"The run {record.run_id} has succeeded. To run it again: {this_command(*words)}")
+    if record.run.state is State.INTERRUPTED:
+        end_left_stages(source.folder, record)
+    print_message(f"In {directory}: {this_command(*words)}")
+    print_message("The pipeline and its code are as they are there now; finished stages come from the cache.")
+    os.chdir(directory)
+    context.meta[WORDS] = words
+    with run_command.make_context(words[0], list(words[1:]), parent=context.parent) as again:
+        run_command.invoke(again)
+
+
+def _recorded_command(record: RunRecord) -> tuple[tuple[str, ...], str]:
+    """Return the words of the command that started a run, and its directory.
+
+    Raises:
+        ArgumentError: it is not recorded, or the directory is gone.
+    """
+    command = record.command
+    if command is None or command.words[:1] != ("run",):
+        raise ArgumentError(
+            f"No command line started the run {record.run_id}, so it cannot be retried by one. Call its Python program "
+            "again: finished stages come from the cache."
+        )
+    if not os.path.isdir(command.directory):
+        raise ArgumentError(
+            f"The run {record.run_id} was started in {shown(command.directory)}, which is not there any more. Go to "
+            f"the directory with its pipeline, and run: {this_command(*command.words)}"
+        )
+    return command.words, command.directory

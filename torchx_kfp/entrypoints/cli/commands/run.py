@@ -8,13 +8,11 @@ from typing import Any
 import click
 
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.entrypoints.cli.display.printing import print_message
+from torchx_kfp.entrypoints.cli.display.printing import print_message, this_call
 from torchx_kfp.entrypoints.cli.flags import (
-    Flags,
     Target,
     ViewOptions,
     container_options,
-    host_options,
     refuse_empty,
     seconds,
     target_argument,
@@ -24,20 +22,16 @@ from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import check_run_name
+from torchx_kfp.execution.pipeline.walk import check_run_name, outline
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.earlier_run import outline
+from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
 
 
 @click.command("run")
-@target_argument("FILE[:NAME]|YAML|COMPONENT", required=False)
-@input_options(
-    "DIR|URL",
-    resume="Continue a run that failed, was canceled or was killed, with a new run: a run id, the beginning or end of "
-    'one, or "latest". Without a pipeline, that of the run counts.',
-)
+@target_argument("FILE[:NAME]|YAML|COMPONENT")
+@input_options("DIR|URL")
 @click.option(
     "--name",
     metavar="NAME",
@@ -78,14 +72,12 @@ from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
 )
 @container_options
 @view_options
-@host_options
 def run_command(
     target: Target,
     inputs: RunInputs,
     name: str | None,
     output_dir: str | None,
     view: ViewOptions,
-    flags: Flags,
     given: dict[str, Any],
     **options: Any,
 ) -> None:
@@ -95,9 +87,7 @@ def run_command(
     component, whose arguments follow `--`: torchx-kfp run utils.echo -- --msg hello. Write the values of LIST and
     STRUCT parameters as JSON: -p 'points=[{"lr": 0.1}]'.
 
-    With --resume RUN, stages that succeeded in RUN are kept, also if the pipeline or its code has changed since: the
-    command shows which, and why the others run. RUN is on this machine or on KFP. The new run has the arguments of
-    RUN, unless you give others.
+    After a failure, run it again: finished stages come from the cache, and the others run.
 
     In a terminal, a live view shows the stages while they run. Otherwise the lines that they print are shown.
     """
@@ -110,9 +100,6 @@ def run_command(
     # None means the default.
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None
-    earlier = inputs.read_resumed(folder, flags)
-    if earlier is not None and target.word is None:
-        options |= {option: value for option, value in earlier.options.items() if not options.get(option)}
 
     def usual(pipeline: Pipeline) -> str | None:
         parameter = pipeline.root.inputs[TRACKER_BASE]
@@ -123,7 +110,6 @@ def run_command(
 
     prepared = inputs.prepare(
         target,
-        earlier,
         usual=usual,
         examples="results, or the URL of a bucket",
         absolute=_absolute,  # a stage may change its directory
@@ -136,12 +122,19 @@ def run_command(
         show_dry_run(prepared, as_json=view.as_json)
         return
     pipeline = prepared.pipeline
-    shown = view_of(RunState(outline(pipeline)), view)
+    shown, command = view_of(RunState(outline(pipeline)), view), CommandLine(this_call(), os.getcwd())
     summarize(
-        lambda: start(prepared, name=name or "", output_dir=folder, say=print_message, watch=shown, **options),
+        lambda: start(
+            prepared,
+            name=name or "",
+            output_dir=folder,
+            say=print_message,
+            watch=shown,
+            command=command,
+            **options,
+        ),
         shown,
-        pipeline=target.word or "",
-        workspace=inputs.workspace or "",
+        command=command,
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchx_kfp.execution.host.run_filter import RunFilter
 
 #: The keys of a run for programs, in their order, and a run of which nothing is known.
-_KEYS = "run name pipeline state started seconds done failed running cannot_start resumes link folder"
+_KEYS = "run name pipeline state started seconds done failed running cannot_start link folder"
 UNKNOWN: Mapping[str, Any] = dict.fromkeys(_KEYS.split())
 #: The length of the beginning of a host's run id that a terminal shows: two of its groups.
 _BEGINNING = 13
@@ -144,7 +144,6 @@ def run_as_json(record: RunRecord) -> dict[str, Any]:
         "failed": counts.get(State.FAILED, 0),
         "running": record.run.active,
         "cannot_start": {stage.name: stage.reason for stage in record.run.stages if stage.is_stuck},
-        "resumes": record.resumes or None,
         "link": record.link or None,
         "folder": None if record.folder is None else str(record.folder.absolute()),
     }
@@ -161,7 +160,6 @@ def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
         "state": str(run.state),
         "started": run.created or None,
         "seconds": round(end - run.created, 3) if run.created else None,
-        "resumes": run.resumes or None,
         "link": run.link or None,
     }
 
@@ -195,5 +193,4 @@ RUN_COLUMNS = (
     Column("started", lambda row: row["started"] and _started(row["started"])),
     Column("took", lambda row: None if row["seconds"] is None else duration(row["seconds"]), right=True),
     Column("done", _done),
-    Column("resumes"),
 )

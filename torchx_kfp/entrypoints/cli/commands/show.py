@@ -43,7 +43,7 @@ from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 @json_option
 @finds_runs(recorded=True)
 def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None:
-    """Show RUN: its state, parameters, tags and code, what it resumes, and its stages.
+    """Show RUN: its state, parameters, tags and code, and its stages.
 
     Of a stage, all records are shown: results, metrics, metadata, artifacts, the runs that it reads, its start, and the
     code and tags of its pipeline run. A cached stage is shown with the records that it took from the cache, and a stage
@@ -99,7 +99,6 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
         "sources": [vars(source) for source in record.sources],
         "code": [asdict(code) for code in whole.code],
         "tags": whole.tags,
-        "resumes": whole.resumes,
         "started": vars(record.started) if record.started else None,
     }
     if as_json:
@@ -139,7 +138,6 @@ def _print_table(
             for it in found["sources"]
         ),
         *(("tag", name, value) for name, value in found["tags"].items()),
-        *(("resumes", "", run) for run in found["resumes"]),
         *(("code", "workspace", describe_code(code)) for code in codes),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
@@ -171,11 +169,10 @@ def _search(search: Search) -> Iterator[tuple[str, str]]:
 
 
 def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
-    """Print a run's state, parameters, tags, code and what it resumes, and the table of its stages."""
+    """Print a run's state, parameters, tags and code, and the table of its stages."""
     from torchx_kfp.entrypoints.cli.display.summary import print_stages
 
     base, recorded = _recorded(record, lookup)
-    resumes = [record.resumes] if record.resumes else list(recorded.resumes)
     result = record.run.result(time.time() if record.is_running else None)
     for sentence in record.corrupt:
         print_message(sentence)
@@ -192,7 +189,7 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
             }
             for stage in result.stages
         ]
-        own = {"resumes": resumes, "tracker_base": base or None, "arguments": record.arguments, "tags": recorded.tags}
+        own = {"tracker_base": base or None, "arguments": record.arguments, "tags": recorded.tags}
         print_json({**run_as_json(record), **own, "code": [asdict(it) for it in recorded.code], "stages": stages})
         return
     facts = {
@@ -213,7 +210,6 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
         *(("parameter", name, show_value(value)) for name, value in record.arguments.items() if name not in said),
         *(("tag", name, value) for name, value in recorded.tags.items()),
         *(("code", "workspace", describe_code(code)) for code in recorded.code),
-        *(("resumes", "", run) for run in resumes),
     ]
     print_facts(whole, above=f"Run {record.run_id}")
     print_text("")

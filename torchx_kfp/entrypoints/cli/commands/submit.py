@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
 
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_command
+from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text, this_call, this_command
 from torchx_kfp.entrypoints.cli.flags import (
     Flags,
     Target,
     ViewOptions,
     host_options,
-    output_dir_option,
     submission_options,
     target_argument,
     view_options,
@@ -21,10 +21,10 @@ from torchx_kfp.entrypoints.cli.flags import (
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 from torchx_kfp.execution.host.settings import Submission
+from torchx_kfp.execution.runs.journal import CommandLine
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host
-    from torchx_kfp.execution.runs.earlier_run import EarlierRun
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
 
 
@@ -33,13 +33,8 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 
 
 @click.command("submit")
-@target_argument("FILE[:NAME]|YAML|COMPONENT", required=False)
-@input_options(
-    "URL",
-    resume="Keep what succeeded in an earlier run, on KFP or on this machine: a run id, the beginning of one, or "
-    '"latest". Without a pipeline, that of the run.',
-)
-@output_dir_option
+@target_argument("FILE[:NAME]|YAML|COMPONENT")
+@input_options("URL")
 @submission_options
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
 @view_options
@@ -47,7 +42,6 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 def submit_command(
     target: Target,
     inputs: RunInputs,
-    output_dir: str,
     watch: bool,
     view: ViewOptions,
     flags: Flags,
@@ -63,17 +57,16 @@ def submit_command(
     torchx-kfp submit pipeline.py --host https://kfp.example.com \\
         --tracker-base s3://bucket/results -p lr=0.1 --watch
 
-    With --resume RUN, stages that succeeded in RUN are kept, also if the pipeline or its code has changed since: the
-    command shows which, and why the others run. The new run has the arguments of RUN, unless you give others.
+    After a failure, submit it again: finished stages come from KFP's cache, and the others run. `torchx-kfp retry RUN`
+    runs what failed again in the same run, unchanged.
 
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.host.submission import start_run
 
-    earlier = inputs.read_resumed(output_dir, flags)
     host = connect(flags)
-    prepared = prepare_submission(host, target, inputs, earlier)
+    prepared = prepare_submission(host, target, inputs)
     if inputs.dry_run:
         show_dry_run(prepared, as_json=view.as_json)
         return
@@ -83,24 +76,18 @@ def submit_command(
     elif not watch:
         print_json({"run": run.run_id, "link": run.link or None})
     if watch:
-        attach(run, host_words(flags), view)
+        attach(run, host_words(flags), view, CommandLine(this_call(), os.getcwd()))
     elif not (view.as_json or view.quiet):
         print_message(f"{run.link}\nTo watch it: {this_command('watch', run.run_id, *host_words(flags))}".strip())
 
 
-def prepare_submission(
-    host: Host,
-    target: Target,
-    inputs: RunInputs,
-    earlier: EarlierRun | None = None,
-) -> PreparedRun:
+def prepare_submission(host: Host, target: Target, inputs: RunInputs) -> PreparedRun:
     """Return a run of a host, and print what may go wrong.
 
     Args:
         host: the host.
         target: the pipeline or component.
         inputs: what the runs start with.
-        earlier: the run that is continued, if any.
 
     Raises:
         UnsupportedPipelineError: something will surely go wrong.
@@ -109,13 +96,13 @@ def prepare_submission(
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
 
     usual = host.connection.settings.tracker_base or None
-    prepared = inputs.prepare(target, earlier, usual=lambda _: usual, examples=_EXAMPLES, tracked=bool(usual))
+    prepared = inputs.prepare(target, usual=lambda _: usual, examples=_EXAMPLES, tracked=bool(usual))
     size = measure(prepared.pipeline)
     findings = [*check_submission(prepared.pipeline, prepared.values), *check_size(size)]
     refuse_submission(prepared.pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
-    is_empty = not prepared.values.get(WORKSPACE) and WORKSPACE not in prepared.given
+    is_empty = not prepared.values.get(WORKSPACE) and WORKSPACE not in prepared.arguments
     if is_empty and WORKSPACE in prepared.pipeline.root.inputs:
         print_message(
             f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. To send that in this folder, "

@@ -23,6 +23,8 @@ from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.recorder import StoredFiles
 
 _PROGRAM = "torchx-kfp"
+#: Where the context of a command has the words of the command line.
+WORDS = "torchx_kfp.words"
 
 
 def terminal_width() -> int | None:
@@ -117,6 +119,12 @@ def this_command(*words: str) -> str:
         inside = program.is_relative_to(Path.cwd())
         return shlex.join([str(program.relative_to(Path.cwd()) if inside else program), *words])
     return shlex.join([_PROGRAM, *words])
+
+
+def this_call() -> tuple[str, ...]:
+    """Return the words of the command line that is being executed, after the program's name."""
+    words: tuple[str, ...] = click.get_current_context().meta[WORDS]
+    return words
 
 
 def show_results(results: Mapping[str, Any]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -18,9 +19,9 @@ from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
-from torchx_kfp.execution.pipeline.walk import without_indices
-from torchx_kfp.execution.runs import output_dir_words, resume_words, sent_words
-from torchx_kfp.execution.runs.earlier_run import outline
+from torchx_kfp.execution.pipeline.walk import outline, without_indices
+from torchx_kfp.execution.runs import output_dir_words
+from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.record import cached_by_kfp
 from torchx_kfp.execution.runs.result import RunResult, StageResult, describe_failure
 from torchx_kfp.execution.runs.source import RunSource
@@ -38,13 +39,14 @@ class _DetachedError(BaseException):
     """A signal, whose number is the argument, has ended the view of a run, which goes on. Nothing else handles it."""
 
 
-def attach(source: RunSource, words: Sequence[str], options: ViewOptions) -> None:
+def attach(source: RunSource, words: Sequence[str], options: ViewOptions, command: CommandLine | None = None) -> None:
     """Show a run that goes on elsewhere until its end, then its summary.
 
     Args:
         source: the run.
         words: the options with which commands find the run again.
         options: how to show it.
+        command: the command line that has submitted the run, if it is this one.
 
     Raises:
         StageFailedError: the run has failed.
@@ -61,7 +63,7 @@ def attach(source: RunSource, words: Sequence[str], options: ViewOptions) -> Non
 
     try:
         with ending_signals(detach):
-            result = _follow(source, words, options)
+            result = _follow(source, words, options, command)
     except _DetachedError as signaled:
         for line in (f"The run {source.run_id} goes on.", *again):
             print_message(line)
@@ -74,7 +76,7 @@ def attach(source: RunSource, words: Sequence[str], options: ViewOptions) -> Non
         raise StageFailedError(f"The run {result.run_id} was {result.state}.")
 
 
-def _follow(source: RunSource, words: Sequence[str], options: ViewOptions) -> RunResult:
+def _follow(source: RunSource, words: Sequence[str], options: ViewOptions, command: CommandLine | None) -> RunResult:
     last = source.read()
     try:
         stages = outline(last.load())
@@ -92,7 +94,7 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions) -> Ru
             return unread(result)
         return [*last.corrupt, *filter(None, [cached_by_kfp(last)]), *([] if last.corrupt else unread(result))]
 
-    return summarize(follow, view, notes=notes, words=words)
+    return summarize(follow, view, notes=notes, words=words, command=command or last.command)
 
 
 def summarize(
@@ -101,8 +103,7 @@ def summarize(
     *,
     notes: Callable[[RunResult], Sequence[str]] | None = None,
     words: Sequence[str] = (),
-    pipeline: str = "",
-    workspace: str = "",
+    command: CommandLine | None = None,
 ) -> RunResult:
     """Show a run until its end, print a summary of its result, and return that.
 
@@ -111,8 +112,7 @@ def summarize(
         view: shows the run; its state is summarized if a signal ends the run, and its options say how much is printed.
         notes: returns sentences about the table, which are printed below it. Default: ``unread``.
         words: the options with which commands find a run on a host again.
-        pipeline: the pipeline and the folder with its code that the user has named, to resume the run.
-        workspace: see ``pipeline``.
+        command: the command line that has started the run, if it is known.
 
     Raises:
         StageFailedError: the run failed.
@@ -121,9 +121,8 @@ def summarize(
     def ways_on(result: RunResult) -> list[str]:
         arguments = view.run.started.arguments if view.run.started else {}
         if result.folder is None:
-            return _ways_on_host(result, arguments, words)
-        ways = _ways_to_resume(result.folder, sent_words(arguments, pipeline, workspace))
-        return [*_forgotten_code(result, arguments, "started"), *ways]
+            return [*_ways_on_host(result, arguments, words), *_ways_to_go_on(command, "KFP's cache")]
+        return [*_forgotten_code(result, arguments, "started"), *_ways_to_go_on(command, "the cache")]
 
     def end(result: RunResult) -> None:
         if not view.options.as_json:
@@ -173,7 +172,9 @@ def _ways_on_host(result: RunResult, arguments: Mapping[str, Any], words: Sequen
     ways = {"see the whole log": "logs", "run the stage here": "replay"} if failed else {}
     stages = [f"{result.run_id}/{name}" for name in failed[:1]]
     lines = [f"To {what}: {this_command(how, *stages, *words)}" for what, how in ways.items()]
-    return [*lines, *(_forgotten_code(result, arguments, "submitted") if failed else [])]
+    forgotten = _forgotten_code(result, arguments, "submitted") if failed else []
+    retry = this_command("retry", result.run_id, *words)
+    return [*lines, *forgotten, f"To run what failed again, in the same run and unchanged: {retry}"]
 
 
 def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) -> list[str]:
@@ -186,17 +187,16 @@ def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) 
     return [f"The run was {done} without --workspace, so its stages had only the code {where}."]
 
 
-def _ways_to_resume(folder: Path, sent: Sequence[str]) -> list[str]:
-    command = this_command(*resume_words(folder))
-    if sent:
-        return [
-            f"To resume it with the code as it is now: {this_command(*resume_words(folder, sent))}",
-            f"To resume it with the code that was sent with it: {command}",
-        ]
-    return [
-        f"To resume it, with the pipeline that is in the run's folder: {command}",
-        "If you change the pipeline itself, run it again: unchanged stages come from the cache.",
-    ]
+def _ways_to_go_on(command: CommandLine | None, cache: str) -> list[str]:
+    """Return the sentence that running the pipeline again continues."""
+    if command is None:
+        return [f"Run it again to go on: finished stages come from {cache}."]
+    again = this_command(*command.words)
+    if os.path.realpath(command.directory) != os.getcwd():
+        again = f"cd {shlex.quote(command.directory)} && {again}"
+    if "--no-cache" in command.words:
+        return [f"To run it again, all of its stages (--no-cache): {again}"]
+    return [f"To go on, with finished stages from {cache}: {again}"]
 
 
 def unread(result: RunResult) -> list[str]:

@@ -4,7 +4,7 @@ As in a container, the processes that a stage has started are killed when its fi
 by two signs: the session; and, for a process that has left the session, the stage's mark in its environment.
 
 A process that has left the session and cleared its environment survives. If the runner itself is killed (SIGKILL), all
-processes survive until the run is resumed or canceled. The kernel could end them with the runner (PR_SET_PDEATHSIG),
+processes survive until the run is canceled (``cancel``). The kernel could end them with the runner (PR_SET_PDEATHSIG),
 but it would end them as soon as the thread that started them has ended.
 """
 

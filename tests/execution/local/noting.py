@@ -1,4 +1,4 @@
-"""Pipelines for the tests of resumed runs: each stage notes that it runs, and fails while a file of its name exists."""
+"""Pipelines whose stages note that they run, and fail while a file of their name exists."""
 
 # No postponed annotations: kfp reads annotations as types.
 from collections.abc import Callable
@@ -116,7 +116,7 @@ class Runs:
         notes = self.folder / "notes"
         notes.unlink(missing_ok=True)
         given = {"folder": str(self.folder), **(arguments or {})}
-        result = run(pipeline, given, output_dir=self.folder / "runs", watch=Watch(), cache=False, **options)
+        result = run(pipeline, given, output_dir=self.folder / "runs", watch=Watch(), **options)
         self.notes = sorted(notes.read_text().split()) if notes.exists() else []
         return result
 
@@ -125,7 +125,7 @@ def made(result: RunResult) -> dict[str, Any]:
     """Return what each stage has made, by its name: its output, or the content of its file."""
     found: dict[str, Any] = {}
     for one in result.stages:
-        if one.name.startswith("kept-") or not one.state.is_success:
+        if not one.state.is_success:
             continue
         files = {name: Path(artifact.path).read_text() for name, artifact in one.artifacts.items()}
         found[one.name] = {**one.outputs, **files}

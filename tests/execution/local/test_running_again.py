@@ -1,0 +1,208 @@
+"""A run that failed, was ended or was killed goes on if it is run again: finished stages come from the cache."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl
+
+from tests.execution.host.calling import wait_until
+from tests.execution.local.components import shell, shell_out
+from tests.execution.local.noting import RandomPipeline, Runs, everything, made
+from tests.execution.local.test_failures import alive
+from tests.watching import Heard
+from torchx_kfp.execution.runs.history import read_run
+from torchx_kfp.execution.runs.source import stages_named
+from torchx_kfp.local import StageStarted, Watch, run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def noted(folder: Path) -> list[str]:
+    """Return the notes that stages have made, in any order."""
+    return sorted((folder / "notes").read_text().split())
+
+
+def test_each_kind_of_task(runs: Runs) -> None:
+    runs.fail("i")
+    failed = runs.run(everything())
+    assert failed.state == "failed"
+    assert runs.notes == sorted(["a", "b", "c", "c", "d", "e", "g", "h", "last", "i", "n", "exit"])
+    runs.mend()
+    again = runs.run(everything())
+    again.raise_for_failure()
+    assert runs.notes == ["exit", "i", "j", "k", "m", "m"]
+    new = runs.run(everything(), cache=False)
+    assert made(again) == made(new)
+    assert again.outputs == new.outputs == {"Output": "n(out)"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_pipelines_failures_and_edits(seed: int, runs: Runs) -> None:
+    """What runs again is what had not finished, what was edited, and what depends on either; all ends as if new."""
+    chance = Random(seed)
+    pipeline = RandomPipeline(chance)
+    names = list(pipeline.kinds)
+    failures = set(chance.sample(names, 2))
+    runs.fail(*failures)
+    runs.run(pipeline.build({}))
+    runs.mend()
+    edited = set(chance.sample(names, chance.randint(0, 2)))
+    now = pipeline.build({name: f"{name}v" for name in edited})
+    again = runs.run(now)
+    again.raise_for_failure()
+    ran = {name.rstrip("r").removesuffix("v") for name in runs.notes} & set(names)
+    assert ran <= pipeline.below(failures | edited)
+    assert made(again) == made(runs.run(now, cache=False))
+
+
+@pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "cancel", "timeout", "fail_fast"])
+def test_a_run_that_was_ended_goes_on(way, tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str, items: list = ["a", "b"]):  # noqa: B006 (a constant to KFP)
+        first = shell_out(script=f'echo first >> {folder}/notes; printf x > "$0"')
+        with dsl.ParallelFor(items) as item:
+            each = shell(script=f"echo {item}-{first.output} >> {folder}/notes")
+        shell_out(script=f'echo long >> {folder}/notes; . {folder}/do; printf y > "$0"').after(each)
+
+    def hear(event):
+        if isinstance(event, StageStarted) and event.name == "shell-out-2":
+            if way == "cancel":
+                command = ["cancel", event.log_file.parent.parent.name, "--output-dir", str(tmp_path / "runs")]
+                canceling.append(subprocess.Popen([sys.executable, "-m", "torchx_kfp", *command]))
+            elif way.startswith("SIG"):
+                os.kill(os.getpid(), signal.Signals[way])
+
+    canceling: list[Any] = []
+    (tmp_path / "do").write_text("exit 1" if way == "fail_fast" else "sleep 300")
+    given: Any = {"output_dir": tmp_path / "runs", "grace": 0.1}
+    ways: dict[str, Any] = {"timeout": {"timeout": 3.0}, "fail_fast": {"fail_fast": True}}
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        run(pipeline, {"folder": str(tmp_path)}, watch=Heard(on_event=hear), **given, **ways.get(way, {}))
+    assert [process.wait() for process in canceling] == [0] * len(canceling)
+    (tmp_path / "do").write_text(":")
+    done = run(pipeline, {"folder": str(tmp_path)}, watch=Watch(), **given)
+    assert {stage.name: str(stage.state) for stage in done.stages} == {
+        "shell-out": "cached",
+        "shell[0]": "cached",
+        "shell[1]": "cached",
+        "shell-out-2": "succeeded",
+    }
+    assert [note for note in noted(tmp_path) if note != "long"] == ["a-x", "b-x", "first"]
+
+
+def test_stages_that_no_cache_may_answer_run_again(tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        first = shell(script=f"echo first >> {folder}/notes")
+        first.set_caching_options(False)
+        second = shell(script=f"echo second >> {folder}/notes").after(first)
+        shell(script=f"test -e {folder}/mended").after(second)
+
+    given: Any = {"output_dir": tmp_path / "runs", "watch": Watch()}
+    assert run(pipeline, {"folder": str(tmp_path)}, **given).state == "failed"
+    (tmp_path / "mended").touch()
+    assert run(pipeline, {"folder": str(tmp_path)}, **given).state == "succeeded"
+    assert noted(tmp_path) == ["first", "first", "second"]
+
+
+def test_a_killed_runner(call, tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        first = shell(script=f"echo first >> {folder}/notes")
+        with dsl.ParallelFor([1, 2]) as item:
+            wait = f"echo $$ >> {folder}/pids; exec sleep 300"
+            shell(script=f"echo {item} >> {folder}/notes; test -e {folder}/go || {{ {wait}; }}").after(first)
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
+    words = ["run", "pipeline.yaml", "-p", f"folder={tmp_path}", "--output-dir", "runs"]
+    runner = subprocess.Popen([sys.executable, "-m", "torchx_kfp", *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_until(lambda: (tmp_path / "pids").exists() and len(asleep(tmp_path)) == 2)
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.name != ".cache")
+    running = call("retry", folder.name, "--output-dir", "runs")
+    assert (running.returncode, f"{folder.name} is running" in running.stderr) == (2, True), running.stderr
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+    [recorded] = json.loads(call("runs", "--output-dir", "runs", "--json").stdout)
+    assert [recorded[name] for name in ("state", "done", "failed", "running")] == ["interrupted", 1, 0, []]
+    # This is the state if the process was killed while it wrote.
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "stage_fin')
+    assert len(asleep(tmp_path)) == 2
+    (tmp_path / "go").touch()
+    again = call("retry", folder.name, "--output-dir", "runs")
+    assert again.returncode == 0, again.stderr
+    assert noted(tmp_path) == ["1", "1", "2", "2", "first"]
+    assert asleep(tmp_path) == []
+
+
+def test_outputs_of_an_attempt_that_was_never_recorded_do_not_count(execute_failing, tmp_path, monkeypatch):
+    """Its runner was killed, and some of its files cannot be removed, such as those of a container's user."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "rm"
+    program.write_text("#!/bin/sh\nfind \"$3\" -type f ! -name 'kept*' -delete\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    folder = '"$TORCHX_KFP_WORKSPACES"/../shell-out_1/made/outputs'
+
+    @dsl.pipeline
+    def pipeline():
+        before = shell(script=f"mkdir -p {folder}; cd {folder}; touch kept1 kept2 kept3 out kept4 kept5 kept6")
+        shell_out(script="true").after(before)
+
+    failed = execute_failing(pipeline)
+    assert "did not write its output 'out'" in failed["shell-out"].reason
+    assert list(failed.folder.glob("shell-out_1/made/outputs/kept*"))
+
+
+def asleep(folder: Path) -> list[int]:
+    """Return the stages of a killed runner that are still running."""
+    return [pid for pid in map(int, (folder / "pids").read_text().split()) if alive(pid)]
+
+
+def test_iterations_that_succeeded_are_cached_unless_they_have_changed(tmp_path):
+    def pipeline_with(word="old"):
+        @dsl.pipeline(name="loops")
+        def pipeline(folder: str, text: str = "t"):
+            with dsl.ParallelFor(["a", "b", "c"]) as item:
+                first = shell_out(script=f'echo {item}-{text} >> {folder}/notes; printf {item} > "$0"')
+                shell(script=f"echo {word}-{first.output} >> {folder}/notes; test {item} != b -o -e {folder}/mended")
+
+        return pipeline
+
+    def ran(pipeline, state="succeeded", **arguments):
+        (tmp_path / "notes").write_text("")
+        given = {"folder": str(tmp_path), **arguments}
+        assert run(pipeline, given, output_dir=tmp_path / "runs", watch=Watch()).state == state
+        return noted(tmp_path)
+
+    ran(pipeline_with(), "failed")
+    (tmp_path / "mended").touch()
+    assert ran(pipeline_with()) == ["old-b"]
+    assert ran(pipeline_with("new")) == ["new-a", "new-b", "new-c"]
+    assert ran(pipeline_with("new"), text="u") == ["a-u", "b-u", "c-u"]
+
+
+def test_tasks_that_another_compiler_has_named_with_underscores(tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["a", "b"]):
+            shell(script="true")
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "compiled.yaml"))
+    file = tmp_path / "other.yaml"
+    file.write_text(re.sub("^( +)shell:", r"\1make_data:", (tmp_path / "compiled.yaml").read_text(), flags=re.M))
+    done = run(file, output_dir=tmp_path / "runs", watch=Watch())
+    for name in ("make_data", "make-data"):
+        assert stages_named(read_run(done.folder), name) == ["make_data[0]", "make_data[1]"]
