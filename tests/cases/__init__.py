@@ -18,7 +18,8 @@ from kfp import dsl
 
 #: Families of pipelines: those without stages of torchx-kfp first.
 FAMILIES = (
-    *("artifacts", "conditions", "containers", "exits", "failures", "importers", "loops", "nested", "parameters"),
+    *("artifacts", "conditions", "containers", "exits", "failures", "importers", "inputs", "loops", "nested"),
+    "parameters",
     *("python_components", "settings", "examples", "reads", "results", "values"),
 )
 
@@ -48,6 +49,7 @@ class Case:
         missing: what it needs that a cluster may not have.
         packages: packages that its image needs.
         varying: results that differ from run to run, such as times and places.
+        unseen: whether its end was read in KFP's source, and not yet seen on a cluster.
         containers: whether KFP's Docker runner runs it as well.
     """
 
@@ -68,6 +70,7 @@ class Case:
     missing: str = ""
     packages: tuple[str, ...] = ()
     varying: Set[str] = frozenset()
+    unseen: bool = False
     containers: bool = False
 
     @cached_property

@@ -112,7 +112,7 @@ def read_optional(data: Optional[dsl.Input[dsl.Dataset]] = None) -> str:
 
 
 @case(
-    expected="an optional artifact that is given works here; the check warns",
+    expected="an artifact that is given to Optional[dsl.Input[...]] works here; the check warns",
     outputs={"Output": "nothing"},
     stages={"read-optional-2": {"Output": "x"}},
 )

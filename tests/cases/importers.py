@@ -8,6 +8,8 @@ from tests.cases import case
 from tests.cases.parts import component, echo, read, write
 from torchx_kfp import artifact_from_uri
 
+#: What KFP keeps as metadata that contain a channel: the placeholder.
+ROWS, NOTE = "{{$.inputs.parameters['metadata']}}", "{{$.inputs.parameters['metadata-2']}}"
 #: A file that exists on every machine that runs the tests.
 HERE = Path(__file__).with_name("imported.txt")
 
@@ -25,7 +27,7 @@ def a_file() -> str:
 @case(
     missing="credentials for a bucket",
     arguments={"uri": "s3://bucket/x", "rows": 3},
-    outputs={"Output": "s3://bucket/x [('note', 'of today'), ('rows', '3')] Dataset"},
+    outputs={"Output": f"s3://bucket/x {[('note', f'of {NOTE}'), ('rows', ROWS)]} Dataset"},
 )
 def from_parameters(uri: str, rows: int) -> str:
     imported = dsl.importer(

@@ -67,9 +67,9 @@ def inner(tracker_base: str, lr: float, words: List[str], workspace: str = "") -
 @case(
     results={
         "fields[0]": argv("--lr=0.1", "x", "2", '{"kind":"x","lr":0.1,"n":2}'),
-        "fields[1]": argv("--lr=0.00001", "y z", "3", '{"kind":"y z","lr":0.00001,"n":3}'),
+        "fields[1]": argv("--lr=1e-05", "y z", "3", '{"kind":"y z","lr":0.00001,"n":3}'),
         "both[0,0]": argv("x:0.1:10"),
-        "both[1,1]": argv("y z:0.00001:0.5"),
+        "both[1,1]": argv("y z:1e-05:0.5"),
         "point[0]": argv("0.5"),
         "inner/deep[1]": argv("0.1-v"),
         "inner-2/deep[0]": argv("0.2-u"),

@@ -167,9 +167,9 @@ def test_a_condition_that_is_too_large(expression: str, message: str, tmp_path: 
 
 #: The item of a loop, the field that a stage takes, and what it gets, or why it fails.
 FIELDS = [
-    ({"a": [1]}, '["a"]', [1]),
-    ('{"a": {"b": 2}}', '["a"]["b"]', 2),
-    ({'q"': 1}, '["q\\""]', 1),
+    ({"a": [1]}, '["a"]', "[1]"),
+    ('{"a": {"b": 2}}', '["a"]["b"]', "2"),
+    ({'q"': 1}, '["q\\""]', "1"),
     ({"a": 1}, '["b"]', "the loop item {'a': 1} has no field 'b'"),
     ([1], '["b"]', "the loop item [1] is not a dict, so it has no field 'b'"),
     ("x", '["b"]', "the loop item 'x' is not JSON, so it has no fields"),

@@ -16,12 +16,12 @@ from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, is_of_this_machine, storage_of
 from torchx_kfp.execution.model import checks
-from torchx_kfp.execution.model.findings import Finding, Kind, merge, refuse
+from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 
 _S3 = ("s3", "s3a")
@@ -165,11 +165,7 @@ def check_submission(
     storage = storage_of(read_settings(environ=environ))
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
-        found += checks.of_pipeline(pipeline)
-        for place in walk(pipeline):
-            found += checks.of_task(pipeline, place)
-        found += checks.of_arguments(arguments)
-        found += checks.of_replicas(pipeline, arguments)
+        found += checks.of_run(pipeline, arguments)
         for base, stages in known_bases(known_stages(pipeline, arguments)).items():
             said = f"has the tracker base {shown(base)}, "
             for stage in stages:
@@ -182,7 +178,7 @@ def check_submission(
 
 def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
     """Raise UnsupportedPipelineError if there are findings with which the run would surely fail."""
-    failing = [finding for finding in findings if finding.kind is Kind.FAILS]
+    failing = [finding for finding in findings if finding.kind in REFUSED_THERE]
     refuse(pipeline.name, failing, "nothing was submitted")
 
 

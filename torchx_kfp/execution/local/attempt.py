@@ -18,7 +18,7 @@ from torchx_kfp.contract.command import set_aside
 from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, WORKSPACES, is_workspace
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
-from torchx_kfp.execution.local.dag_run import TaskRun, with_defaults
+from torchx_kfp.execution.local.dag_run import TaskRun
 from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.executor import (
@@ -43,7 +43,8 @@ from torchx_kfp.execution.local.transfer import (
     with_copies,
 )
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_text
+from torchx_kfp.execution.pipeline.inputs import inputs_of_stage, with_defaults
+from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_pod_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, names_executor, parse_command
 from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
@@ -78,7 +79,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     assert container is not None
     folder = context.folder / pod_name
     made = folder / MADE
-    inputs = with_defaults(component, run.inputs)
+    inputs = inputs_of_stage(run.task, component, run.inputs)
     takes_all = names_executor(container.words)
     values, copies = with_copies(inputs, container.words, folder / TAKEN, runs=context.runs, takes_all=takes_all)
     facts = Facts(
@@ -92,7 +93,9 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         },
         executor_output=str(made / "executor_output.json"),
     )
-    image = resolve_text(container.image, facts)
+    image = resolve_pod_text(container.image, with_defaults(component, run.inputs))
+    if "{{$" in image:
+        raise ValueError(f"has the image {image!r}, in which KFP does not fill in the placeholder")
     command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
     in_container = context.containers is not None
     endpoints = own_endpoints(context.environ, in_container=in_container)

@@ -5,7 +5,6 @@ The root, a nested pipeline, a branch of ``dsl.If`` and an iteration of a loop a
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,25 +12,19 @@ from dataclasses import InitVar, dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
-from torchx_kfp.common.text import listed, shown
+from torchx_kfp.common.text import listed
 from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
-from torchx_kfp.execution.pipeline.conditions import select_field
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_constant, resolve_text, resolve_value
+from torchx_kfp.execution.pipeline.inputs import NoOutput, importer_uri, resolve
 from torchx_kfp.execution.pipeline.spec import (
     Component,
-    Constant,
     Dag,
     FinalStatus,
-    FromInput,
     FromTask,
     Importer,
-    Loop,
-    Origin,
     Pipeline,
     Retry,
     Task,
 )
-from torchx_kfp.execution.pipeline.values import convert
 from torchx_kfp.execution.pipeline.walk import StageNames
 from torchx_kfp.execution.runs.reasons import MOST_NAMED
 from torchx_kfp.execution.runs.vocabulary import State
@@ -72,9 +65,10 @@ class TaskRun:
         return retry if retry is not None and self.tries <= retry.count else None
 
     def constants(self, run_id: str) -> dict[str, str]:
-        """Return the placeholders whose values differ by task."""
-        uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{self.name}"))
-        return {"pipeline_task_name": self.task.display_name, "pipeline_task_uuid": uid}
+        """Return the placeholders whose values differ by task. KFP's uuid is that of the DAG around."""
+        owner = self.dag.owner.name if self.dag.owner is not None else ""
+        uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{owner}/{self.dag.index}"))
+        return {"pipeline_task_name": self.task.name, "pipeline_task_uuid": uid}
 
 
 class LoopProgress:
@@ -144,7 +138,7 @@ class DagRun:
 
 
 def task_inputs(run: TaskRun, constants: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of the task's inputs.
+    """Return the values that KFP's driver gives to the task.
 
     Args:
         run: a task whose upstream tasks have succeeded.
@@ -153,97 +147,38 @@ def task_inputs(run: TaskRun, constants: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: an input has no value.
     """
-    values: dict[str, Any] = {}
-    fixed: dict[str, Any] = {}
-    for name, source in {**run.task.inputs, **run.task.artifacts}.items():
-        parameter, is_parameter = run.component.inputs.get(name), name in run.task.inputs
-        type_ = parameter.type if parameter is not None else ""
-        if isinstance(source, Constant):
-            fixed[name] = convert(source.value, type_)
-            continue
-        try:
-            value = _lookup(source, run, constants)
-        except (_Unset, _Failed, ValueError) as error:
-            has_default = parameter is not None and (parameter.optional or parameter.has_default)
-            if isinstance(error, _Unset) and (has_default or name in run.component.optional_artifacts):
-                continue
-            # A STRING is then empty, whatever its default is; KFP's driver rejects other types.
-            if not isinstance(error, _Failed) or type_ != "STRING":
-                kind = "value" if is_parameter else "artifact"
-                raise ValueError(f"has no {kind} for its input {name!r}: {error}") from None
-            value = ""
-        values[name] = convert(value, type_) if is_parameter else value
-    # Placeholders in a constant stand for the task's other inputs, whose values are known now.
-    known = {**constants, **run.constants(constants["pipeline_job_name"])}
-    facts = Facts(parameters=values, workspace=constants["workspace_path"])
-    for name, value in fixed.items():
-        values[name] = resolve_constant(value, facts, known)
-    return values
+    facts = {**constants, **run.constants(constants["pipeline_job_name"])}
+    resolved = resolve(run.task, run.component, run.dag.inputs, lambda source: _output(source, run, constants), facts)
+    for name, why in resolved.problems.items():
+        raise ValueError(
+            f"has no {'artifact' if name in run.task.artifacts else 'value'} for its input {name!r}: {why}"
+        )
+    return dict(resolved.values)
 
 
-def with_defaults(component: Component, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs, with the component's defaults for missing ones."""
-    defaults = {
-        name: convert(parameter.default, parameter.type)
-        for name, parameter in component.inputs.items()
-        if parameter.has_default and name not in inputs
-    }
-    return {**defaults, **inputs}
-
-
-def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], workspace: str) -> Artifact:
-    """Return the artifact of an importer.
+def import_artifact(name: str, importer: Importer, run: TaskRun, workspace: str) -> Artifact:
+    """Return the artifact of an importer. KFP keeps its metadata as they are, also placeholders in it.
 
     An artifact that goes to the workspace has a path there; the first stage that takes it copies it.
 
     Raises:
         ValueError: there is no URI.
     """
-    facts = Facts(parameters=inputs)
-    uri = importer.uri.value if isinstance(importer.uri, Constant) else inputs.get(importer.uri.name)
-    if not isinstance(uri, str) or not uri:
-        raise ValueError(f"has no URI to import: it is {shown(uri)}")
-    metadata = resolve_value(dict(importer.metadata), facts)
-    uri = resolve_text(uri, facts)
+    uri = importer_uri(importer, run.task, run.dag.inputs)
     place = os.path.join(workspace, ".artifacts", uri.partition("://")[2].strip("/") or uri.strip("/"))
     return Artifact(
-        name, importer.type, uri, metadata, custom_path=place if importer.to_workspace else "", imported=True
+        name,
+        importer.type,
+        uri,
+        dict(importer.metadata),
+        custom_path=place if importer.to_workspace else "",
+        imported=True,
     )
-
-
-def loop_items(loop: Loop, inputs: Mapping[str, Any]) -> list[Any]:
-    """Return the items of a loop, given the inputs of its task.
-
-    Raises:
-        ValueError: they are not a list.
-    """
-    if loop.raw is not None:
-        return list(json.loads(loop.raw))
-    value = items = inputs.get(loop.from_input or "")
-    if is_artifact(items):
-        return artifacts_in(items)
-    if isinstance(items, str):
-        # A field of a loop item may be a list in a string.
-        try:
-            items = json.loads(items)
-        except ValueError:
-            items = None
-    if not isinstance(items, list):
-        raise ValueError(f"loops over something that is not a list: {shown(value)}")
-    return items
 
 
 #: The names of final states in KFP's metadata, where a task that was not triggered is canceled.
 _FINAL_STATES = {State.SUCCEEDED: "COMPLETE", State.CACHED: "CACHED", State.FAILED: "FAILED"}
 _ENDS = {State.NOT_RUN: "it was not run", State.SKIPPED: "it was skipped"}
-
-
-class _Unset(Exception):
-    """An input of the DAG has no value."""
-
-
-class _Failed(Exception):
-    """A stage has failed and made no output."""
 
 
 def final_status(run: TaskRun, run_id: str) -> dict[str, Any]:
@@ -278,35 +213,29 @@ def missing_in_iterations(dag: Dag, iterations: Sequence[Mapping[str, Any]], sta
 
 
 def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:
-    """Tell whether the DAG's output is itself a list of a loop's outputs, rather than one task's output."""
+    """Tell whether the DAG's output is itself a list of a loop's outputs, rather than one task's output.
+
+    KFP's driver goes through all DAGs in it down to their stages, also through nested pipelines.
+    """
     dag = component.as_dag()
     task_name, inner = dag.outputs[output][0]
-    task = dag.tasks[task_name]
-    if task.loop is not None:
-        return True
-    return task.is_group and _is_collected(pipeline.component_of(task), inner, pipeline)
+    task, inside = dag.tasks[task_name], pipeline.component_of(dag.tasks[task_name])
+    return task.loop is not None or (inside.dag is not None and _is_collected(inside, inner, pipeline))
 
 
-def _lookup(source: Origin, run: TaskRun, constants: Mapping[str, str]) -> Any:
-    if isinstance(source, FromInput):
-        if source.name not in run.dag.inputs:
-            raise _Unset(f"{source.name!r} was not set")
-        value, selector = run.dag.inputs[source.name], source.selector
-    elif isinstance(source, FromTask):
-        producer = run.dag.runs[source.task]
-        if source.output in producer.missing:
-            raise ValueError(
-                f"{producer.missing[source.output]}, and KFP's driver fails on tasks that collect from such a loop. "
-                "Have at least one iteration, and a stage that produces the output in each"
-            )
-        if source.output not in producer.outputs:
-            if producer.state is State.FAILED:
-                raise _Failed(f"{source.task!r} did not produce its output {source.output!r}, since it failed")
-            why = _ENDS.get(producer.state or State.SKIPPED, "the task that produces it was skipped")
-            raise ValueError(f"{source.task!r} did not produce its output {source.output!r}, since {why}")
-        value, selector = producer.outputs[source.output], source.selector
-    elif isinstance(source, FinalStatus):
-        return final_status(run.dag.runs[source.task], constants["pipeline_job_resource_name"])
-    else:
-        raise TypeError(f"the task {run.task.name} has an input that check_supported rejects: {source}")
-    return select_field(value, selector) if selector else value
+def _output(source: FromTask | FinalStatus, run: TaskRun, constants: Mapping[str, str]) -> Any:
+    """Return an output of another task, or how it ended: see ``inputs.resolve``."""
+    producer = run.dag.runs[source.task]
+    if isinstance(source, FinalStatus):
+        return final_status(producer, constants["pipeline_job_resource_name"])
+    if source.output in producer.missing:
+        raise ValueError(
+            f"{producer.missing[source.output]}, and KFP's driver fails on tasks that collect from such a loop. "
+            "Have at least one iteration, and a stage that produces the output in each"
+        )
+    if source.output in producer.outputs:
+        return producer.outputs[source.output]
+    why = _ENDS.get(producer.state or State.SKIPPED, "the task that produces it was skipped")
+    if producer.state is State.FAILED:
+        return NoOutput(f"{source.task!r} did not produce its output {source.output!r}, since it failed")
+    raise ValueError(f"{source.task!r} did not produce its output {source.output!r}, since {why}")

@@ -33,16 +33,15 @@ from torchx_kfp.execution.local.dag_run import (
     TaskRun,
     collect,
     import_artifact,
-    loop_items,
     missing_in_iterations,
     task_inputs,
-    with_defaults,
 )
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.kubernetes import time_limit, volume_outputs
 from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.conditions import is_true
+from torchx_kfp.execution.pipeline.inputs import inputs_of_iteration, inputs_of_root, loop_items
 from torchx_kfp.execution.pipeline.spec import Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import (
     ScopedTask,
@@ -159,7 +158,7 @@ class Scheduler:
 
     def run(self, arguments: Mapping[str, Any]) -> DagRun:
         """Run all tasks to their ends, and return the root. If ``signal`` is set then, it has ended them."""
-        root = DagRun(self._pipeline, self._pipeline.root, arguments, StageNames())
+        root = DagRun(self._pipeline, self._pipeline.root, inputs_of_root(self._pipeline.root, arguments), StageNames())
         if self._time_limit is not None:
             self._later(self._time_limit, self._expire)
         try:
@@ -271,7 +270,7 @@ class Scheduler:
             return
         try:
             run.inputs = task_inputs(run, self._context.constants)
-            values = parameters_of(with_defaults(run.component, run.inputs))
+            values = parameters_of(run.inputs)
             if run.task.condition is not None and not is_true(run.task.condition, values):
                 self._pass_over(run, State.SKIPPED, reasons.CONDITION_IS_FALSE)
                 return
@@ -298,8 +297,7 @@ class Scheduler:
     def _enter(self, run: TaskRun) -> None:
         """Begin a nested pipeline or a branch."""
         run.tries += 1
-        inputs = with_defaults(run.component, run.inputs)
-        self._open(DagRun(self._pipeline, run.component, inputs, run.dag.names.inside(run.task), run))
+        self._open(DagRun(self._pipeline, run.component, run.inputs, run.dag.names.inside(run.task), run))
 
     def _make(self, run: TaskRun) -> None:
         """Finish a task that does not need a process: a volume claim, or an artifact that exists already."""
@@ -308,7 +306,7 @@ class Scheduler:
             workspace = self._context.constants["workspace_path"]
             try:
                 for name in run.component.artifact_outputs:
-                    artifacts[name] = import_artifact(name, importer, run.inputs, workspace)
+                    artifacts[name] = import_artifact(name, importer, run, workspace)
             except ValueError as error:
                 self._fail(run, error)
                 return
@@ -331,7 +329,7 @@ class Scheduler:
         while progress.may_start:
             index = progress.started
             progress.started += 1
-            inputs = {**with_defaults(run.component, run.inputs), loop.item_input: progress.items[index]}
+            inputs = inputs_of_iteration(run.task, run.component, run.inputs, progress.items[index])
             names = run.dag.names.inside_iteration(index)
             self._open(DagRun(self._pipeline, run.component, inputs, names, run, index))
         if progress.is_over:

@@ -19,6 +19,7 @@ import yaml
 
 from torchx_kfp.common.text import did_you_mean, joined
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.inputs import UNKNOWN
 from torchx_kfp.execution.pipeline.pod_settings import FILES, POD_SETTINGS, VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component
 
@@ -227,5 +228,6 @@ def name_of(item: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
         if "constant" in (source.get("runtimeValue") or {}):
             return str(source["runtimeValue"]["constant"])
         if name := source.get("componentInputParameter"):
-            return str(inputs.get(name, ""))
+            value = inputs.get(name)
+            return "" if value is None or value is UNKNOWN else str(value)
     return ""

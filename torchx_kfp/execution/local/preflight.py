@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,62 +17,54 @@ from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.given_keys import GivenKeys, missing_variables
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.model import checks as backend
-from torchx_kfp.execution.model.findings import REFUSED, Finding, Kind, merge, refuse
+from torchx_kfp.execution.model.findings import REFUSED_HERE, Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.conditions import is_field_selector
 from torchx_kfp.execution.pipeline.load import reading
+from torchx_kfp.execution.pipeline.placeholders import with_names
 from torchx_kfp.execution.pipeline.pod_settings import FILES, VARIABLES, entries
 from torchx_kfp.execution.pipeline.python_components import (
     names_executor,
     parse_command,
 )
 from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, is_volume_task
-from torchx_kfp.execution.pipeline.values import TYPE_NAMES
+from torchx_kfp.execution.pipeline.values import FROM_KFP, TYPE_NAMES, defaults_of
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
 _ON_KFP = "Run the pipeline on KFP"
-# Types of inputs that KFP itself fills in: the final status of another task, and this task's Kubernetes settings.
-_STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
-
-# The placeholder for an input, and how messages show it.
-_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(.*?)'\]\}\}")
-_NAME = r"{\1}"
 # The characters that the name of an input or output may have, since a file's name may have 255 bytes.
 _LONGEST_NAME = 100
 
 
-def check_pipeline(pipeline: Pipeline, *, in_containers: bool = False) -> list[Finding]:
-    """Return all findings about a pipeline.
+def check_pipeline(pipeline: Pipeline, arguments: Mapping[str, Any], *, in_containers: bool = False) -> list[Finding]:
+    """Return all findings about a run of a pipeline.
 
     Args:
         pipeline: the pipeline.
+        arguments: the values of its parameters. A check may lack some of those that a run needs.
         in_containers: whether its stages run in containers, not as processes.
     """
-    found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
-        found += backend.of_pipeline(pipeline)
+        found = list(backend.of_run(pipeline, arguments))
         refused = kubernetes.pipeline_refusals(pipeline.platform)
         found += [Finding(Kind.NOT_HERE, "the pipeline", text) for text in refused]
         for scoped in walk(pipeline):
-            found += backend.of_task(pipeline, scoped)
             problems = _task_problems(scoped, in_containers)
             found += [Finding(Kind.NOT_HERE, f"task {scoped.path!r}", text) for text in problems]
     return merge(found)
 
 
-def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the arguments of a run that is started without any."""
-    return {name: item.default for name, item in pipeline.root.inputs.items() if item.has_default}
-
-
-def check_supported(pipeline: Pipeline, *, in_containers: bool = False) -> list[Finding]:
-    """Return the findings about a pipeline that can run here. The arguments are those of ``check_pipeline``.
+def check_supported(
+    pipeline: Pipeline, arguments: Mapping[str, Any] | None = None, *, in_containers: bool = False
+) -> list[Finding]:
+    """Return the findings about a run that is possible here. By default, its arguments are the pipeline's defaults.
 
     Raises:
         UnsupportedPipelineError: the pipeline cannot run on this machine, or fails on KFP's backend.
     """
-    found = check_pipeline(pipeline, in_containers=in_containers)
-    refuse(pipeline.name, [finding for finding in found if finding.kind in REFUSED])
+    values = defaults_of(pipeline) if arguments is None else arguments
+    found = check_pipeline(pipeline, values, in_containers=in_containers)
+    refuse(pipeline.name, [finding for finding in found if finding.kind in REFUSED_HERE])
     return found
 
 
@@ -132,7 +123,7 @@ def _task_problems(scoped: ScopedTask, in_container: bool) -> Iterator[str]:
         elif isinstance(source, (FromInput, FromTask)) and source.selector and not is_field_selector(source.selector):
             yield f"has the expression {source.selector!r} for its input {name!r}. {_ON_KFP}"
     for parameter in component.inputs.values():
-        if parameter.type not in (*TYPE_NAMES, *_STRUCTS) and not isinstance(task.inputs.get(parameter.name), Other):
+        if parameter.type not in (*TYPE_NAMES, *FROM_KFP) and not isinstance(task.inputs.get(parameter.name), Other):
             yield f"has the input {parameter.name!r} of the type {parameter.type}. {_ON_KFP}"
     if task.loop is not None and component.dag is None:
         yield f"is a loop that does not contain a pipeline. {_ON_KFP}"
@@ -174,7 +165,7 @@ def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
     if len({image for _, image in images}) > 1:
         # The launcher's is named only if it differs.
         different = images[1:] if launcher and image == roles[0].image else images
-        named = ", ".join(f"{who} in '{_INPUT.sub(_NAME, image)}'" for who, image in different)
+        named = ", ".join(f"{who} in '{with_names(image)}'" for who, image in different)
         yield (
             f"runs {named}, but on this machine one container runs all replicas of a stage. Run the stage as processes "
             "(without --docker), or use one image for all of them"

@@ -26,7 +26,6 @@ from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.local.preflight import check_bases, check_code, check_supported, find_not_applied
 from torchx_kfp.execution.local.run_options import PROJECT, RunKeywords, RunOptions
-from torchx_kfp.execution.model.checks import of_arguments
 from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
@@ -153,11 +152,10 @@ def start(
     # Whoever gives a URL as an argument trusts its server.
     urls = (value for value in prepared.arguments.values() if isinstance(value, str) and "://" in value)
     chosen = dataclasses.replace(chosen, copy_from=(*chosen.copy_from, *urls))
-    found = check_supported(loaded, in_containers=chosen.docker)
+    found = check_supported(loaded, values, in_containers=chosen.docker)
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), chosen.docker)
     with reading(f"The pipeline {loaded.name!r}"):
         verify_given(((place.component, place.scope_inputs) for place in walk(loaded, arguments=values)), given)
-    found += of_arguments(values)
     stages = list(known_stages(loaded, values))
     check_bases(stages, chosen)
     is_again = bool(run_id)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -29,10 +28,10 @@ from torchx_kfp.execution.pipeline.artifacts import (
     is_object_store,
     read_report,
 )
+from torchx_kfp.execution.pipeline.placeholders import placeholders_in
 from torchx_kfp.execution.pipeline.values import convert, from_output
 from torchx_kfp.tracking.recorder import Artifact as Registered
 
-_PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
 #: How many bytes the kernel is asked to copy at once.
 _CHUNK = 1 << 30
 
@@ -52,9 +51,9 @@ def with_copies(
         runs: the folder with the folders of runs.
         takes_all: whether the stage may take files without placeholders, as Python components do.
     """
-    taken = {match.group(2) for word in words for match in _PATH.finditer(word)}
+    named = {placeholder.file for word in words for placeholder in placeholders_in(word)}
     files = {name: value for name, value in inputs.items() if is_artifact(value)}
-    taken = {name for name in files if takes_all or name in taken}
+    taken = {name for name in files if takes_all or name in named}
     # Inputs with the same file have one copy: that of the workspace, if one of them goes there.
     every = [artifact for name in taken for artifact in artifacts_in(files[name])]
     copies = {artifact.uri: artifact.custom_path for artifact in every if artifact.custom_path}

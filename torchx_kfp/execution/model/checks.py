@@ -25,18 +25,40 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.execution.model.distributed import of_launcher
 from torchx_kfp.execution.model.findings import Finding, Kind
 from torchx_kfp.execution.pipeline.conditions import compares_types, verify_condition
-from torchx_kfp.execution.pipeline.placeholders import Facts, read_limits, unknown_placeholders
+from torchx_kfp.execution.pipeline.inputs import UNKNOWN, importer_uri, item_of, loop_items
+from torchx_kfp.execution.pipeline.placeholders import (
+    WORKSPACE,
+    is_conditional,
+    parameter_of,
+    parameters_in,
+    placeholders_in,
+    read_limits,
+    uses_concat,
+    with_names,
+)
 from torchx_kfp.execution.pipeline.pod_settings import FIELDS, VARIABLES, entries
-from torchx_kfp.execution.pipeline.spec import CHANNEL, Component, Constant, FromInput, FromTask, Pipeline, Task
+from torchx_kfp.execution.pipeline.python_components import parse_command
+from torchx_kfp.execution.pipeline.spec import (
+    CHANNEL,
+    Component,
+    Constant,
+    FromInput,
+    FromTask,
+    Pipeline,
+    Task,
+    is_volume_task,
+)
+from torchx_kfp.execution.pipeline.values import TYPE_NAMES, large_integers
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
 
 #: The part of a stage's memory limit that KFP's launcher needs, in bytes.
 _LAUNCHER = 64 * 10**6
 _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
-_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\[(['\"])(.+?)\1\]\}\}")
 #: Facts about the run that KFP fills in as a task's constant input.
 _FACT = re.compile(r"\{\{\$\.(?:pipeline_\w+)\}\}")
 _UNKNOWN_FACT = "{{$.pipeline_root}}"
+#: The stores that KFP 2.17's importer knows.
+_STORES = re.compile(r"(?:gs|s3|minio|oci)://.")
 _UTF8 = (
     "which KFP's database rejects ('Incorrect string value': its connection is MySQL's utf8). Use other characters, or "
     "escapes that the application decodes"
@@ -50,7 +72,21 @@ _CHANGED = re.compile(rf"{_ARGO}|\$(?:\((?P<name>[^)]*)\)|{REWRITTEN_AFTER_DOLLA
 _AROUND = 12
 
 
-def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
+def of_run(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield all findings about a run of the pipeline on KFP.
+
+    Args:
+        pipeline: the pipeline.
+        arguments: the values of its parameters. A check may lack some of those that a run needs.
+    """
+    yield from _of_pipeline(pipeline)
+    for place in walk(pipeline, arguments=arguments):
+        yield from _of_task(pipeline, place)
+    yield from _of_arguments(arguments)
+    yield from _of_replicas(pipeline, arguments)
+
+
+def _of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
     """Yield the findings about the pipeline as a whole."""
     if names := [name for name in pipeline.root.artifact_inputs if name not in pipeline.root.optional_artifacts]:
         yield Finding(
@@ -69,7 +105,7 @@ def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
         )
 
 
-def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about the arguments of a run."""
     for name, value in arguments.items():
         place, text = f"the argument {name!r}", _as_text(value)
@@ -79,14 +115,13 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(Kind.CHANGED, place, f"contains {change[0]!r}, which {_arrives(change[1])}")
 
 
-def of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about arguments of a run that are numbers of replicas, for stages that surely run."""
     for place in walk(pipeline):
         if place.inside is not None or place.task.condition or place.looped:
             continue
         for role in place.component.facts.replica_roles:
-            name = _INPUT.fullmatch(role.count)
-            source = place.task.inputs.get(name[2]) if name else None
+            source = place.task.inputs.get(parameter_of(role.count) or "")
             if not isinstance(source, FromInput) or source.selector:
                 continue
             value = arguments.get(source.name)
@@ -98,15 +133,16 @@ def of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Fi
                 yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
 
 
-def of_task(pipeline: Pipeline, place: ScopedTask) -> Iterator[Finding]:
+def _of_task(pipeline: Pipeline, place: ScopedTask) -> Iterator[Finding]:
     """Yield the findings about a task."""
     task, component = place.task, place.component
     for kind, text in (
         *_inputs(pipeline, place),
-        *_loop(task),
-        *_hook(place),
+        *_loop(place),
+        *_hook(pipeline, place),
         *(_condition(task.condition) if task.condition else ()),
-        *(_container(task, component) if component.container else ()),
+        *(_importer(place) if component.importer else ()),
+        *(_container(pipeline, place) if component.container else ()),
         *of_launcher(component),
     ):
         yield Finding(kind, f"task {place.path!r}", text)
@@ -117,19 +153,14 @@ def of_task(pipeline: Pipeline, place: ScopedTask) -> Iterator[Finding]:
             "templateDefaults.retryStrategy from the ConfigMap workflow-controller-configmap"
         )
         yield Finding(Kind.CHANGED, f"task {place.path!r}", text)
-    optional = [name for name in task.artifacts if name in component.optional_artifacts]
-    if optional and component.dag is None:
-        text = (
-            f"is given an artifact for the optional input {joined(optional)}, and stages with such an input failed on "
-            "KFP 2.17. Make the input required, in a separate component if necessary"
-        )
-        yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
 
 
 def _inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
-    task, nested = place.task, place.component.dag is not None
+    task, component, nested = place.task, place.component, place.component.dag is not None
+    problems = dict(place.resolved.problems)
     for name, source in task.inputs.items():
         if isinstance(source, FromInput) and not place.has_input(source.name):
+            problems.pop(name, None)
             yield (
                 Kind.FAILS,
                 f"takes {source.name!r}, which does not exist in the task's scope: KFP's compiler has lost it, as it "
@@ -138,19 +169,45 @@ def _inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]
             )
         elif isinstance(source, Constant):
             yield from _constant(name, source.value, nested)
+    loop = place.inside.task.loop if place.inside is not None else None
     for name, source in (*task.inputs.items(), *task.artifacts.items()):
+        if isinstance(source, FromInput) and loop is not None and source.name == loop.from_input:
+            problems.pop(name, None)
+            yield (
+                Kind.FAILS,
+                f"takes the list that its loop goes through ({_shown(source.name)}), which KFP's driver takes away "
+                "from the iterations. Have a stage return the list, loop over that output, and pass on the original",
+            )
         if isinstance(source, FromTask):
             yield from _collected(pipeline, place.scope, name, source.task, source.output)
+    if component.container is not None and (program := parse_command(component.container.words)) is not None:
+        for name in task.artifacts:
+            if re.search(rf"\b{re.escape(name)}\s*:\s*(?:typing\.)?Optional\[", program.source):
+                yield (
+                    Kind.MAY_FAIL,
+                    f"is given an artifact for the optional input {name!r}, and a stage with such an input failed on "
+                    "KFP 2.17. Annotate it without Optional, which works: dsl.Input[...] = None",
+                )
+    # A task that may be skipped need not fail.
+    is_sure = not any(around.task.condition or around.task.loop for around in place.around)
+    for name, why in problems.items():
+        what = "artifact" if name in task.artifacts else "value"
+        yield Kind.FAILS if is_sure else Kind.MAY_FAIL, f"has no {what} for its input {_shown(name)}: {why}"
+
+
+def _shown(name: str) -> str:
+    """Return the name of an input without the prefix of KFP's compiler."""
+    return repr(name.removeprefix(CHANNEL))
 
 
 def _constant(name: str, value: Any, nested: bool) -> Iterator[tuple[Kind, str]]:
     text = _as_text(value)
-    if nested and (found := _INPUT.search(text)):
-        channel = found.group(2).removeprefix(CHANNEL)
+    if nested and (inputs := parameters_in(text)):
         yield (
             Kind.FAILS,
-            f"passes a nested pipeline the input {name!r} as text that contains {channel!r}, which arrives as "
-            f"{found.group()}. Pass the value as a separate argument, and build the text in the nested pipeline",
+            f"passes a nested pipeline the input {name!r} as text that contains {_shown(inputs[0])}, which arrives as "
+            f"{{{{$.inputs.parameters['{inputs[0]}']}}}}. Pass the value as a separate argument, and build the text in "
+            "the nested pipeline",
         )
     if text != value or not _FACT.fullmatch(text):
         for fact in dict.fromkeys(_FACT.findall(text)):
@@ -161,10 +218,28 @@ def _constant(name: str, value: Any, nested: bool) -> Iterator[tuple[Kind, str]]
             )
     elif text == _UNKNOWN_FACT:
         yield Kind.CHANGED, f"has {text} as its input {name!r}, which KFP's backend does not fill in. Pass the location"
+    if text != value and WORKSPACE in text:
+        yield (
+            Kind.CHANGED,
+            f"has {WORKSPACE} inside a list or dict, its input {name!r}, where KFP does not fill it in. Pass the path "
+            "as a separate argument",
+        )
+    yield from _rounded(f"its input {name!r}", value)
     yield from _text(f"its input {name!r}", text, {})
 
 
-def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
+def _rounded(what: str, value: Any) -> Iterator[tuple[Kind, str]]:
+    """Find whole numbers that KFP's compiler has rounded already: it writes every number as a double."""
+    if number := next(large_integers(value), None):
+        yield (
+            Kind.CHANGED,
+            f"has the whole number {number:.0f} in {what}, and KFP passes numbers as doubles, which are exact up to "
+            "2**53: KFP's compiler may have rounded it already. Pass it as text",
+        )
+
+
+def _loop(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
+    task = place.task
     if task.loop is None:
         return
     if task.loop.from_input in task.artifacts:
@@ -173,6 +248,7 @@ def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
             "loops over artifacts, which KFP's backend rejects ('artifact iterator not implemented'). Loop over a list "
             "of names or locations, and have each stage find its own artifact",
         )
+        return
     sources = [source for source in task.inputs.values() if isinstance(source, FromInput | FromTask)]
     if selectors := [source.selector for source in sources if source.selector]:
         yield (
@@ -182,6 +258,14 @@ def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
         )
     if task.loop.raw is not None:
         yield from _text("its items", task.loop.raw, {})
+        yield from _rounded("its items", json.loads(task.loop.raw))
+    values = place.resolved.known
+    if task.loop.raw is not None or task.loop.from_input in values:
+        try:
+            for item in loop_items(task.loop, values):
+                item_of(task.loop, place.component, item)
+        except ValueError as error:
+            yield Kind.FAILS, str(error)
 
 
 def _collected(
@@ -212,7 +296,7 @@ def _collected(
         yield from _collected(pipeline, component, name, inner, inner_output, in_loop=in_loop)
 
 
-def _hook(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
+def _hook(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     """Find tasks that run even after failures: KFP runs them as exit hooks of the tasks before them."""
     tasks = place.scope.as_dag().tasks
     if waited := [name for name in place.task.depends_on if tasks[name].runs_always]:
@@ -224,6 +308,12 @@ def _hook(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     if not place.task.runs_always:
         return
     for upstream in place.task.depends_on:
+        if what := _without_hook(pipeline, tasks[upstream]):
+            yield (
+                Kind.CHANGED,
+                f"ignores a failure of {upstream!r}, {what}: KFP runs such a task as an exit hook, and has none for "
+                "that, so it never runs there. Make it wait for another task, or put it into dsl.ExitHandler",
+            )
         rivals = [name for name, other in tasks.items() if other.runs_always and upstream in other.depends_on]
         if max(rivals) != place.task.name:
             yield (
@@ -237,6 +327,16 @@ def _hook(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
             f"ignores failures of {joined(place.task.depends_on)}: KFP runs it after each of them, but it runs only "
             "once here. Make it wait for one of them",
         )
+
+
+def _without_hook(pipeline: Pipeline, task: Task) -> str:
+    """Return what a task is, if KFP's compiler leaves out its exit hook."""
+    component = pipeline.component_of(task)
+    if task.loop is not None:
+        return "a loop"
+    if component.importer is not None:
+        return "an importer"
+    return "a volume claim" if is_volume_task(component) else ""
 
 
 def _condition(condition: str) -> Iterator[tuple[Kind, str]]:
@@ -257,36 +357,78 @@ def _condition(condition: str) -> Iterator[tuple[Kind, str]]:
         yield Kind.FAILS, text
 
 
-def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
+def _importer(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
+    importer = place.component.importer
+    assert importer is not None
+    try:
+        uri = importer_uri(importer, place.task, place.scope_inputs)
+    except ValueError as error:
+        yield Kind.FAILS, str(error)
+    else:
+        if uri is not UNKNOWN and not (match := _CHANNEL.search(uri)) and not _STORES.match(uri):
+            yield (
+                Kind.WORKS_HERE,
+                f"imports {uri!r}, and the importer of KFP 2.17 knows gs://, s3://, minio:// and, for models, oci:// "
+                "only. Give such a URI, or pass the location to a stage as text",
+            )
+        elif uri is not UNKNOWN and match:
+            yield from _text("its URI", uri, {})
+    metadata = _as_text(dict(importer.metadata))
+    if names := parameters_in(metadata):
+        yield (
+            Kind.CHANGED,
+            f"has {_shown(names[0])} in the metadata of its artifact, which KFP keeps as the text of the placeholder. "
+            "Have a stage record the value",
+        )
+    yield from _text("the metadata of its artifact", metadata, {})
+
+
+def _container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
+    task, component = place.task, place.component
     container = component.container
     assert container is not None
     variables = variables_of(component)
     for text in (*container.command, *container.args):
-        if '{"Concat":' in text and text.startswith(('{"Concat":', '{"IfPresent":')):
+        if uses_concat(text):
             yield (
-                Kind.FAILS,
+                Kind.WORKS_HERE,
                 "contains dsl.ConcatPlaceholder, which KFP's backend passes on as JSON. Write one text that contains "
                 'the inputs, such as f"--name={name}"',
             )
-        for placeholder in unknown_placeholders(text):
+        if is_conditional(text) and "$.outputs" in text:
             yield (
                 Kind.CHANGED,
-                f"contains {placeholder}, which KFP's backend does not replace in a command. Facts about the run work "
-                "as a task's argument; an artifact's metadata and the report's path are in the executor input, {{$}}",
+                "contains dsl.IfPresentPlaceholder with an output, which KFP's backend passes on as JSON. Put the "
+                "output outside of it",
             )
+        for placeholder in placeholders_in(text):
+            if not placeholder.is_known:
+                yield (
+                    Kind.CHANGED,
+                    f"contains {placeholder.text}, which KFP's backend does not replace in a command. Facts about the "
+                    "run and the workspace's path work as a task's argument; an artifact's metadata and the report's "
+                    "path are in the executor input, {{$}}",
+                )
         yield from _text("its command", text, variables)
     for name, text in container.env:
+        for placeholder in placeholders_in(text):
+            yield (
+                Kind.CHANGED,
+                f"has {placeholder.text} in its variable {name}, where KFP does not fill it in. Pass the value as an "
+                "argument (variables of an AppDef may be channels)",
+            )
         yield from _text(f"its variable {name}", text, variables)
     for text in container.args:
-        unset = [found.group(2) for found in _INPUT.finditer(text) if found.group(2) not in task.inputs]
-        if unset and not text.startswith('{"IfPresent":'):
+        unset = [name for name in parameters_in(text) if name not in task.inputs]
+        if unset and not is_conditional(text):
             yield (
                 Kind.MAY_FAIL,
                 f"is not given the input {unset[0]!r}, which its args contain: KFP 2.17's driver does not find a value "
                 "for it, even if it has a default. Pass the value",
             )
+    yield from _pod_texts(pipeline, place)
     try:
-        memory = read_limits(container.resources, Facts()).memory
+        memory = read_limits(container.resources, place.resolved.known).memory
     except ValueError:  # the limit is known only when the pipeline runs
         memory = None
     if memory is not None and memory < _LAUNCHER and "RESOURCES" not in component.handed_on:
@@ -295,6 +437,57 @@ def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
             f"may use {memory / 10**6:g} MB of memory, including that of KFP's launcher: a stage with 32 MB was killed "
             f"before it began. Give it at least {_LAUNCHER // 10**6} MB",
         )
+
+
+def _pod_texts(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
+    """Find images and limits of which KFP's driver makes something else: it takes one input of the type STRING."""
+    container = place.component.container
+    assert container is not None
+    resources = container.resources
+    texts = {
+        "image": container.image,
+        "cpu limit": resources.get("resourceCpuLimit"),
+        "cpu request": resources.get("resourceCpuRequest"),
+        "memory limit": resources.get("resourceMemoryLimit"),
+        "memory request": resources.get("resourceMemoryRequest"),
+        "accelerator limit": (resources.get("accelerator") or {}).get("resourceCount"),
+        "accelerator type": (resources.get("accelerator") or {}).get("resourceType"),
+    }
+    for what, text in texts.items():
+        name = next(iter(parameters_in(str(text or ""))), None)
+        if name is None:
+            continue
+        whole = f"Pass the whole {what} as one parameter or output of the type str"
+        value, type_ = place.resolved.values.get(name), _type_of(pipeline, place, name)
+        if parameter_of(str(text)) is None:
+            yield (
+                Kind.FAILS,
+                f"has the {what} {with_names(str(text))!r}, of which KFP takes {_shown(name)} alone. {whole}",
+            )
+        elif type_ != "STRING":
+            yield (
+                Kind.FAILS,
+                f"has the {what} {_shown(name)} of the type {TYPE_NAMES.get(type_, type_)}, and KFP takes text only. "
+                f"{whole}",
+            )
+        elif isinstance(value, str) and (inner := parameters_in(value)):
+            yield (
+                Kind.FAILS,
+                f"has the {what} {with_names(value)!r}, a text with {_shown(inner[0])} inside, where KFP does not fill "
+                f"it in. {whole}",
+            )
+
+
+def _type_of(pipeline: Pipeline, place: ScopedTask, name: str) -> str:
+    """Return the type of an input, which KFP's compiler does not declare if only an image or a limit uses it."""
+    source = place.task.inputs.get(name)
+    declared = place.component.inputs.get(name)
+    if declared is None and isinstance(source, FromInput) and not source.selector:
+        declared = place.scope.inputs.get(source.name)
+    if declared is None and isinstance(source, FromTask):
+        made = pipeline.component_of(place.scope.as_dag().tasks[source.task])
+        return made.outputs.get(source.output, "STRING")
+    return declared.type if declared is not None else "STRING"
 
 
 def _text(what: str, text: str, variables: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:

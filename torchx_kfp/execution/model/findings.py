@@ -1,7 +1,7 @@
 """The findings of a check: each is one fact about a pipeline, with the way out.
 
-``run`` rejects a pipeline with findings that are ``REFUSED``, and shows the others. ``compile`` shows the findings
-about KFP's backend, and ``check`` shows all of them.
+``run`` rejects a pipeline with findings that are ``REFUSED_HERE``, ``submit`` one with findings that are
+``REFUSED_THERE``; both show the others. ``compile`` shows the findings about KFP's backend, and ``check`` shows all.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class Kind(Enum):
     """The meaning of a finding; the value is its wording."""
 
     FAILS = "fails on KFP"
+    WORKS_HERE = "fails on KFP, works here"
     MAY_FAIL = "may fail on KFP"
     CHANGED = "differs on KFP"
     ALWAYS_TRUE = "always true"
@@ -25,8 +26,9 @@ class Kind(Enum):
     NOT_HERE = "cannot run on this machine"
 
 
-#: Findings of these kinds prevent a run.
-REFUSED = (Kind.FAILS, Kind.NOT_HERE)
+#: Findings of these kinds prevent a run on this machine, or on KFP.
+REFUSED_HERE = (Kind.FAILS, Kind.NOT_HERE)
+REFUSED_THERE = (Kind.FAILS, Kind.WORKS_HERE)
 #: The number of further places that a finding names.
 _SHOWN = 3
 

@@ -1,8 +1,9 @@
-"""KFP's placeholders (such as ``{{$.inputs.parameters['x']}}``) in commands and in constant inputs.
+"""KFP's placeholders (such as ``{{$.inputs.parameters['x']}}``) in the words of a command and in the spec of a pod.
 
-KFP fills them in in two places. Its driver resolves a task's constant inputs; it fills in facts about the run, such as
-``{{$.pipeline_job_name}}``, only if the placeholder is the whole value. Its launcher fills in a container's words:
-inputs, files of outputs, and the executor input. It leaves everything else as it is, including artifacts' metadata.
+KFP's driver fills in a constant input that is a fact about the run, such as ``{{$.pipeline_job_name}}`` (see
+``inputs``), input parameters in the words of a command, and an image or a limit that is one input. Its launcher then
+fills in the rest of a command: files of outputs, artifacts, the executor input, and placeholders in the constants that
+the driver has put there. Everything else stays as it is, such as variables and artifacts' metadata.
 
 Text is scanned once, so a placeholder inside a value stays text. The executor input is an exception: KFP first writes
 the values into that JSON, and then fills in the other placeholders.
@@ -13,21 +14,92 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in, as_message, is_artifact
-from torchx_kfp.execution.pipeline.values import to_json, to_text
+from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in, as_message, is_artifact, parameters_of
+from torchx_kfp.execution.pipeline.values import driver_text, to_json, to_text
 
+#: The folder that all stages of a run share. KFP's driver fills it in in constant inputs only.
 WORKSPACE = "{{$.workspace_path}}"
 _PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
-_INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
-_OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
-_ARTIFACT = re.compile(r"(inputs|outputs)\.artifacts\[(['\"])(.+?)\2\]\.(uri|path)")
-_WORKSPACE = WORKSPACE.removeprefix("{{$.").removesuffix("}}")
-_STRUCT = '{"IfPresent": '
+_BODY = re.compile(
+    r"(?:(?P<of>inputs|outputs)\.(?P<what>parameters|artifacts)\['(?P<name>.+)'\](?:\.(?P<field>output_file|uri|path))?)"
+)
+#: The forms that KFP fills in in a command: of inputs or outputs, parameters or artifacts, and the field.
+_KNOWN = {
+    ("inputs", "parameters", None),
+    ("outputs", "parameters", "output_file"),
+    *((of, "artifacts", field) for of in ("inputs", "outputs") for field in ("uri", "path")),
+}
+_OUTPUTS = "$.outputs"
+_IF_PRESENT, _CONCAT = '{"IfPresent":', '{"Concat":'
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """A placeholder in a text.
+
+    Attributes:
+        text: the whole of it.
+        body: what follows ``{{$.``; None for the executor input.
+        of: the input or output, as ``inputs``, ``parameters``, its name, and its field; None for other placeholders.
+    """
+
+    text: str
+    body: str | None
+    of: tuple[str, str, str, str | None] | None = None
+
+    @property
+    def parameter(self) -> str | None:
+        """The name of the input parameter that it stands for, if it does."""
+        return self._name("inputs", "parameters", None)
+
+    @property
+    def file(self) -> str | None:
+        """The name of the input artifact whose file it stands for, if it does."""
+        return self._name("inputs", "artifacts", "path")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether KFP fills it in in a command."""
+        return self.body is None or self.of is not None
+
+    def _name(self, of: str, what: str, part: str | None) -> str | None:
+        return self.of[2] if self.of is not None and (*self.of[:2], self.of[3]) == (of, what, part) else None
+
+
+def placeholders_in(text: str) -> Iterator[Placeholder]:
+    """Yield the placeholders in a text."""
+    if "{{$" in text:
+        yield from map(_placeholder, _PLACEHOLDER.finditer(text))
+
+
+def parameters_in(text: str) -> list[str]:
+    """Return the names of the input parameters for which a text has placeholders."""
+    return [found.parameter for found in placeholders_in(text) if found.parameter is not None]
+
+
+def parameter_of(text: str) -> str | None:
+    """Return the name of the input parameter for which the whole text is the placeholder; None for other text."""
+    found = next(placeholders_in(text), None)
+    return found.parameter if found is not None and found.text == text else None
+
+
+def with_names(text: str) -> str:
+    """Return a text for messages, with ``{name}`` in place of the placeholder of an input."""
+    return _PLACEHOLDER.sub(lambda match: f"{{{_placeholder(match).parameter or match[0]}}}", text)
+
+
+def _placeholder(match: re.Match[str]) -> Placeholder:
+    body = match[1]
+    found = _BODY.fullmatch(body) if body is not None else None
+    is_known = found is not None and (found["of"], found["what"], found["field"]) in _KNOWN
+    return Placeholder(
+        match[0], body, (found["of"], found["what"], found["name"], found["field"]) if found and is_known else None
+    )
 
 
 @dataclass(frozen=True)
@@ -51,24 +123,11 @@ class Facts:
         return {name: value for name, value in self.parameters.items() if is_artifact(value)}
 
 
-def resolve_text(text: str, facts: Facts) -> str:
-    """Fill in the placeholders of a text; unknown ones stay."""
+def resolve_text(text: str, facts: Facts, write: Callable[[Any], str] = to_text) -> str:
+    """Fill in the placeholders of a text, in which ``write`` gives the text of an input; unknown ones stay."""
     if "{{$" not in text:
         return text
-    return _PLACEHOLDER.sub(lambda match: _lookup(match, facts), text)
-
-
-def resolve_constant(value: Any, facts: Facts, constants: Mapping[str, str]) -> Any:
-    """Return the value of a task's constant input.
-
-    Args:
-        value: the constant, whose text may contain placeholders for the task's other inputs.
-        facts: those inputs.
-        constants: the values of placeholders for facts about the run, by the words after ``{{$.``.
-    """
-    if isinstance(value, str) and (match := _PLACEHOLDER.fullmatch(value)) and match.group(1) in constants:
-        return constants[match.group(1)]
-    return resolve_value(value, facts)
+    return _PLACEHOLDER.sub(lambda match: _lookup(match, facts, write), text)
 
 
 def resolve_value(value: Any, facts: Facts) -> Any:
@@ -82,59 +141,79 @@ def resolve_value(value: Any, facts: Facts) -> Any:
     return value
 
 
-def unknown_placeholders(text: str) -> list[str]:
-    """Return the placeholders in a word of a command that KFP's launcher does not know and leaves as they are."""
-    known = (_INPUT, _OUTPUT, _ARTIFACT)
-    return [
-        match.group()
-        for match in _PLACEHOLDER.finditer(text)
-        if (body := match.group(1)) not in (None, _WORKSPACE) and not any(form.fullmatch(body) for form in known)
-    ]
+def resolve_pod_text(text: str, inputs: Mapping[str, Any]) -> str:
+    """Return an image or a limit as KFP's driver does: the text of the first input that it names, or the text itself.
+
+    Text around the input is lost, a value that is not text counts as empty, and placeholders in the value stay.
+
+    Raises:
+        ValueError: the input has no value.
+    """
+    names = parameters_in(text)
+    if not names:
+        return text
+    if names[0] not in inputs:
+        raise ValueError(f"has {text!r} in its pod, and the input {names[0]!r} has no value")
+    value = inputs[names[0]]
+    return value if isinstance(value, str) else ""
 
 
 def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
-    """Fill in a command, including ``dsl.IfPresentPlaceholder``. ``checks`` refuses ``dsl.ConcatPlaceholder``."""
+    """Fill in a command, including ``dsl.IfPresentPlaceholder`` and, unlike KFP, ``dsl.ConcatPlaceholder``."""
     command: list[str] = []
     for word in words:
+        if _OUTPUTS in word:
+            # KFP's driver leaves such a word to the launcher, which knows no structured placeholders.
+            command.append(resolve_text(word, facts))
+            continue
         try:
             # What KFP's compiler cannot have written is ordinary text, also an int with thousands of digits.
-            command += _expand(json.loads(word, parse_int=float) if word.startswith(_STRUCT) else word, facts)
+            is_structured = word.startswith((_IF_PRESENT, _CONCAT))
+            command += _expand(json.loads(word, parse_int=float) if is_structured else word, facts)
         except (_NoNodeError, json.JSONDecodeError, RecursionError):
-            command.append(resolve_text(word, facts))
+            command.append(resolve_text(word, facts, driver_text))
     return command
 
 
-def _lookup(match: re.Match[str], facts: Facts) -> str:
-    body = match.group(1)
+def uses_concat(word: str) -> bool:
+    """Tell whether a word is a structured placeholder with a ``dsl.ConcatPlaceholder``."""
+    return _CONCAT in word and word.startswith((_IF_PRESENT, _CONCAT))
+
+
+def is_conditional(word: str) -> bool:
+    """Tell whether a word is a ``dsl.IfPresentPlaceholder``."""
+    return word.startswith(_IF_PRESENT)
+
+
+def _lookup(match: re.Match[str], facts: Facts, write: Callable[[Any], str]) -> str:
+    body, of = match[1], _placeholder(match).of
     if body is None:
         # Placeholders in its values are filled in, too: KFP fills in the other placeholders afterwards.
         return _PLACEHOLDER.sub(
-            lambda inner: inner.group() if inner.group(1) is None else _lookup(inner, facts), _executor_input(facts)
+            lambda inner: inner.group() if inner[1] is None else _lookup(inner, facts, to_text), _executor_input(facts)
         )
-    if body == _WORKSPACE and facts.workspace:
-        return facts.workspace
-    if found := _INPUT.fullmatch(body):
-        name = found.group(2)
-        if name in facts.parameters:
-            return to_text(facts.parameters[name])
-        return "" if name in facts.unset else match.group()
-    if (found := _OUTPUT.fullmatch(body)) and found.group(2) in facts.output_files:
-        return facts.output_files[found.group(2)]
-    if found := _ARTIFACT.fullmatch(body):
-        given: Mapping[str, Any] = facts.output_artifacts if found.group(1) == "outputs" else facts.input_artifacts
-        # The backend uses the first of several artifacts.
-        if artifacts := artifacts_in(given.get(found.group(3))):
-            return _artifact_text(artifacts[0], found.group(4))
-        return match.group() if found.group(1) == "outputs" or found.group(3) not in facts.unset else ""
+    match of:
+        case ("inputs", "parameters", name, _):
+            if name in facts.parameters:
+                return write(facts.parameters[name])
+            return "" if name in facts.unset else match[0]
+        case ("outputs", "parameters", name, _):
+            return facts.output_files.get(name, match[0])
+        case (side, "artifacts", name, what):
+            given: Mapping[str, Any] = facts.output_artifacts if side == "outputs" else facts.input_artifacts
+            # The backend uses the first of several artifacts.
+            if artifacts := artifacts_in(given.get(name)):
+                return _artifact_text(artifacts[0], str(what))
+            return match[0] if side == "outputs" or name not in facts.unset else ""
     if body in ("outputs.output_file", "outputMetadataUri") and facts.executor_output:
         return facts.executor_output
-    return match.group()
+    return match[0]
 
 
 def _executor_input(facts: Facts) -> str:
     """Return KFP's ExecutorInput message as JSON, without empty parts."""
     inputs = {
-        "parameterValues": {name: value for name, value in facts.parameters.items() if not is_artifact(value)},
+        "parameterValues": parameters_of(facts.parameters),
         "artifacts": {name: as_message(value) for name, value in facts.input_artifacts.items()},
     }
     outputs = {
@@ -165,11 +244,14 @@ def _expand(node: Any, facts: Facts) -> list[str]:
     """Return the words that a structured placeholder stands for: none, one or several."""
     match node:
         case str():
-            return [resolve_text(node, facts)]
+            return [resolve_text(node, facts, driver_text)]
+        case {"Concat": list(parts), **rest} if not rest:
+            return ["".join(word for part in parts for word in _expand(part, facts))]
         case {"IfPresent": {"InputName": str(name), "Then": then, **others}, **rest}:
             if not rest and others.keys() <= {"Else"}:
                 branches = [then, others.get("Else")]
-                chosen = branches.pop(0 if facts.parameters.get(name) is not None else 1)
+                # KFP looks at parameters only: an artifact is never present.
+                chosen = branches.pop(0 if parameters_of(facts.parameters).get(name) is not None else 1)
                 _expand_branch(branches[0], Facts())  # it must have the form, too
                 return _expand_branch(chosen, facts)
     raise _NoNodeError
@@ -180,10 +262,11 @@ def _expand_branch(branch: Any, facts: Facts) -> list[str]:
     return [word for node in nodes for word in _expand(node, facts)]
 
 
-_QUANTITY = re.compile(r"([0-9.]+)([eE][+-]?[0-9]+|m|[kMGTPE]|[KMGTPE]i)?")
+_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[num]|[kMGTPE]|[KMGTPE]i)?")
 _BINARY = {f"{prefix}i": Decimal(1024) ** (power + 1) for power, prefix in enumerate("KMGTPE")}
 _DECIMAL = {prefix: Decimal(1000) ** (power + 1) for power, prefix in enumerate("kMGTPE")}
-_UNITS: dict[str, Decimal] = {**_BINARY, **_DECIMAL, "m": Decimal("0.001"), "": Decimal(1)}
+_SMALL = {prefix: Decimal(1000) ** -(power + 1) for power, prefix in enumerate("mun")}
+_UNITS: dict[str, Decimal] = {**_BINARY, **_DECIMAL, **_SMALL, "": Decimal(1)}
 #: The unit of KFP's older field.
 _GIGABYTE = 10**9
 
@@ -197,19 +280,19 @@ class Limits:
     accelerators: int = 0
 
 
-def read_limits(resources: Mapping[str, Any], facts: Facts) -> Limits:
-    """Return the limits in a ResourceSpec, whose values may be placeholders. Requests are ignored.
+def read_limits(resources: Mapping[str, Any], inputs: Mapping[str, Any]) -> Limits:
+    """Return the limits in a ResourceSpec, whose values may be placeholders for inputs. Requests are ignored.
 
     Raises:
         ValueError: a value is not a quantity.
     """
-    count = _text(resources.get("accelerator") or {}, "resourceCount", "count", facts)
-    cpus = _text(resources, "resourceCpuLimit", "cpuLimit", facts)
-    memory = resolve_text(str(resources.get("resourceMemoryLimit") or ""), facts)
+    count = _pod_text(resources.get("accelerator") or {}, "resourceCount", "count", inputs)
+    cpus = _pod_text(resources, "resourceCpuLimit", "cpuLimit", inputs)
+    memory = _pod_text(resources, "resourceMemoryLimit", "", inputs)
     gigabytes = float(resources.get("memoryLimit") or 0)
     return Limits(
-        cpus=float(parse_quantity(cpus)) or None if cpus else None,
-        memory=math.ceil(parse_quantity(memory)) or None if memory else round(gigabytes * _GIGABYTE) or None,
+        cpus=None if cpus is None else float(parse_quantity(cpus)) or None,
+        memory=round(gigabytes * _GIGABYTE) or None if memory is None else math.ceil(parse_quantity(memory)) or None,
         accelerators=int(parse_quantity(count)) if count else 0,
     )
 
@@ -230,6 +313,8 @@ def parse_quantity(text: str) -> Decimal:
         raise ValueError(f"has the limit {text!r}, which is not a quantity such as 500m, 2 or 1.5Gi") from None
 
 
-def _text(values: Mapping[str, Any], name: str, older: str, facts: Facts) -> str:
-    """Return the value under the name that KFP writes today, or otherwise under its older name."""
-    return resolve_text(str(values.get(name) or values.get(older) or ""), facts)
+def _pod_text(values: Mapping[str, Any], name: str, older: str, inputs: Mapping[str, Any]) -> str | None:
+    """Return the value under the name that KFP writes today, or otherwise under its older name; None without one."""
+    if values.get(name):
+        return resolve_pod_text(str(values[name]), inputs)
+    return str(values[older]) if values.get(older) else None

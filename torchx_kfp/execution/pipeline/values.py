@@ -6,9 +6,10 @@ If KFP's backend and its SDK (``kfp.local``) differ, this module does the same a
 value                                 SDK                    backend, and here
 ====================================  =====================  ==========================================
 the double 1.0                        ``1.0``                ``1``
-the double 0.00001                    ``1e-05``              ``0.00001``
+the double 0.00001                    ``1e-05``              ``0.00001``; a word of a command that has no output:
+                                                             ``1e-05`` on 2.17, see ``driver_text``
 a boolean                             ``true``               ``true``
-an integer above 2**53                exact                  the nearest double
+an integer above 2**53                exact                  the nearest double (rejected here)
 the list [1, "é"]                     ``[1, "\\u00e9"]``     ``[1,"é"]``
 a struct                              insertion order        sorted keys, no spaces
 ``<``, ``>``, ``&`` in those two      unchanged              ``\\u003c``, ``\\u003e``, ``\\u0026``
@@ -27,7 +28,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -44,6 +45,9 @@ TYPE_NAMES = {
     "LIST": "list",
     "STRUCT": "dict",
 }
+
+#: Types of inputs that KFP fills in: the final status of another task, and this task's Kubernetes settings.
+FROM_KFP = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 
 # A double represents every integer up to this one exactly.
 _LARGEST_INTEGER = 2**53
@@ -69,6 +73,28 @@ def to_text(value: Any) -> str:
     if isinstance(value, (int, float)):
         return _number_text(value)
     return to_json(value)
+
+
+def driver_text(value: Any) -> str:
+    """Return a value as text in a word of a command: since KFP 2.17, the driver writes it, and numbers by Go's ``%g``.
+
+    Up to 2.16, and in words with the file of an output, the launcher writes it, as ``to_text`` does.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return to_text(value)
+    number = _double(value)
+    if not math.isfinite(number) or (number.is_integer() and int(number) in _INT64):
+        return to_text(value)
+    return _number_text(number) if 1e-4 <= abs(number) < 1e6 else _exponential(number)
+
+
+def _exponential(number: float) -> str:
+    """Format a number as Go's ``strconv.FormatFloat(value, 'e', -1, 64)``."""
+    digits = Decimal(repr(number)).normalize()
+    sign, figures, _ = digits.as_tuple()
+    head, tail = str(figures[0]), "".join(map(str, figures[1:]))
+    power = digits.adjusted()
+    return f"{'-' if sign else ''}{head}{f'.{tail}' if tail else ''}e{'-' if power < 0 else '+'}{abs(power):02d}"
 
 
 def to_json(value: Any) -> str:
@@ -114,6 +140,32 @@ def convert(value: Any, type_: str) -> Any:
     if type_ == "NUMBER_DOUBLE" and isinstance(value, int):
         return float(value)
     return value
+
+
+#: What KFP's driver takes for inputs of the types other than text.
+_TAKEN: dict[str, type | tuple[type, ...]] = {
+    "NUMBER_INTEGER": (int, float),
+    "NUMBER_DOUBLE": (int, float),
+    "BOOLEAN": bool,
+    "LIST": list,
+    **dict.fromkeys(("STRUCT", *FROM_KFP), dict),
+}
+
+
+def typed(value: Any, type_: str) -> Any:
+    """Return the value for an input of this type, as KFP's driver does: as text for a STRING, otherwise checked.
+
+    Raises:
+        ValueError: it has another type, or is null.
+    """
+    if type_ == "STRING":
+        return to_text(value)
+    taken = _TAKEN.get(type_)
+    if taken is None:
+        return value
+    if not isinstance(value, taken) or (isinstance(value, bool) and taken is not bool):
+        raise ValueError(f"it is {'null' if value is None else shown(value)}, not {_article(type_)}")
+    return convert(value, type_)
 
 
 def from_output(text: str, type_: str) -> Any:
@@ -219,6 +271,16 @@ def is_finite(number: float) -> bool:
         return False
 
 
+def large_integers(value: Any) -> Iterator[float]:
+    """Yield the whole numbers in a value that doubles may not have exactly."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if is_finite(value) and abs(value) >= _LARGEST_INTEGER and float(value).is_integer() and abs(value) < 1e21:
+            yield value
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from large_integers(item)
+
+
 def _verify_json(value: Any, depth: int = 1) -> None:
     """Raise ValueError for values inside a LIST or STRUCT that KFP cannot pass on."""
     if isinstance(value, str):
@@ -266,12 +328,18 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict
         for name, value in arguments.items()
         if value is not None or name not in parameters or not parameters[name].optional
     }
-    missing = [name for name, parameter in parameters.items() if name not in given and not _may_be_missing(parameter)]
-    values = _collect(pipeline, given, check, missing)
-    for name, parameter in parameters.items():
-        if name not in values and parameter.has_default:
-            values[name] = convert(parameter.default, parameter.type)
-    return values
+    return {**defaults_of(pipeline), **_collect(pipeline, given, check, missing_arguments(pipeline, given))}
+
+
+def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the arguments of a run that is started without any."""
+    parameters = pipeline.root.inputs.items()
+    return {name: convert(its.default, its.type) for name, its in parameters if its.has_default}
+
+
+def missing_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the parameters that have no value, and need one."""
+    return [name for name, its in pipeline.root.inputs.items() if name not in arguments and not _may_be_missing(its)]
 
 
 def describe_parameters(pipeline: Pipeline) -> str:

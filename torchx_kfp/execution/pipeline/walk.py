@@ -16,8 +16,16 @@ from torchx_kfp.contract.command import DecodedCommand, decode
 from torchx_kfp.contract.protocol import CODE_URL, POD_NAME, TRACKER_BASE, is_code_name
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_value
-from torchx_kfp.execution.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
+from torchx_kfp.execution.pipeline.inputs import (
+    UNKNOWN,
+    TaskInputs,
+    inputs_of_iteration,
+    inputs_of_root,
+    inputs_of_stage,
+    resolve,
+)
+from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
+from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task
 
 # A name is one part of a path and of a tracker's key. A part may have 255 bytes, and numbers are added to it later.
 _LONGEST = 200
@@ -63,7 +71,7 @@ class ScopedTask:
         task: the task.
         component: the component that it runs.
         scope: the component whose DAG contains it.
-        arguments: the values of the pipeline's parameters, as far as they are known.
+        arguments: the values of the pipeline's parameters; None if they are not known.
         inside: the loop, branch or nested pipeline around it; None in the scope that the walk began with.
         looped: whether it is a loop, or in one that the walk has entered. Such a task may run several times, or never.
     """
@@ -73,7 +81,7 @@ class ScopedTask:
     task: Task
     component: Component
     scope: Component
-    arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
     inside: ScopedTask | None = None
     looped: bool = False
 
@@ -109,25 +117,25 @@ class ScopedTask:
         loop = around.task.loop
         return name in around.component.inputs or name in around.task.inputs or (loop and loop.item_input) == name
 
-    @property
+    @functools.cached_property
     def scope_inputs(self) -> Mapping[str, Any]:
-        """The known inputs of the scope, which may name its secrets."""
-        return self.arguments if self.inside is None else self.inside.inputs
+        """The inputs of the scope, which may name its secrets; ``UNKNOWN`` for those that only the run knows."""
+        around = self.inside
+        if around is None:
+            return inputs_of_root(self.scope, self.arguments)
+        values = around.resolved.values
+        return values if around.task.loop is None else inputs_of_iteration(around.task, around.component, values)
+
+    @functools.cached_property
+    def resolved(self) -> TaskInputs:
+        """What KFP's driver gives to the task, as far as it is known, and what it rejects."""
+        return resolve(self.task, self.component, self.scope_inputs, lambda _: UNKNOWN)
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, Any]:
-        """The known inputs."""
-        known = {name: input.default for name, input in self.component.inputs.items() if input.has_default}
-        constants = {}
-        for name, source in self.task.inputs.items():
-            known.pop(name, None)
-            if isinstance(source, Constant):
-                constants[name] = source.value
-            elif isinstance(source, FromInput) and not source.selector and source.name in self.scope_inputs:
-                known[name] = self.scope_inputs[source.name]
-        # A constant's text may contain placeholders for the other inputs.
-        facts = Facts(parameters=dict(known))
-        return {**known, **{name: resolve_value(value, facts) for name, value in constants.items()}}
+        """The known inputs, as the command of a stage has them."""
+        values = inputs_of_stage(self.task, self.component, self.resolved.values)
+        return {name: value for name, value in values.items() if value is not UNKNOWN}
 
     @functools.cached_property
     def facts(self) -> DecodedCommand:
@@ -179,11 +187,15 @@ def walk(
         names: the names of the stages in that scope.
         arguments: the values of all parameters, if the known inputs of tasks are asked for.
     """
-    return _walk(pipeline, scope or pipeline.root, names or StageNames(), arguments or {}, None)
+    return _walk(pipeline, scope or pipeline.root, names or StageNames(), arguments, None)
 
 
 def _walk(
-    pipeline: Pipeline, scope: Component, names: StageNames, arguments: Mapping[str, Any], inside: ScopedTask | None
+    pipeline: Pipeline,
+    scope: Component,
+    names: StageNames,
+    arguments: Mapping[str, Any] | None,
+    inside: ScopedTask | None,
 ) -> Iterator[ScopedTask]:
     for task in scope.as_dag().ordered:
         component = pipeline.component_of(task)

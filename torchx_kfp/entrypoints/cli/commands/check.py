@@ -23,19 +23,20 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], st
     `torchx-kfp run` would reject the pipeline.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target, split_words
-    from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
-    from torchx_kfp.execution.model.checks import of_arguments, of_replicas
-    from torchx_kfp.execution.model.findings import REFUSED, Kind
+    from torchx_kfp.execution.local.preflight import check_pipeline
+    from torchx_kfp.execution.model.findings import REFUSED_HERE, Kind
     from torchx_kfp.execution.model.workflow import check_size, measure
-    from torchx_kfp.local import parse_arguments
+    from torchx_kfp.execution.pipeline.values import defaults_of, missing_arguments, parse_arguments
 
     pipeline, findings = load_target(target)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
-    findings += [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
+    findings += check_pipeline(pipeline, arguments)
     findings += [*find_own_functions(pipeline), *check_size(measure(pipeline))]
     in_order = list(Kind)
     for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):
         print_text(f"{finding.kind.value}: {finding}")
     print_message(f"{pipeline.name}: {counted(len(findings), 'finding')}.")
-    if any(finding.kind in REFUSED for finding in findings) or (strict and findings):
+    if missing := missing_arguments(pipeline, arguments):
+        print_message(f"A run needs {' '.join(f'-p {name}=...' for name in missing)}.")
+    if any(finding.kind in REFUSED_HERE for finding in findings) or (strict and findings):
         ctx.exit(2)

@@ -26,10 +26,10 @@ def compile_command(target: Target, output: str) -> None:
     pipeline, it says how close a run comes to Argo's limits. For an exit code, use `torchx-kfp check --strict`.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target
-    from torchx_kfp.execution.local.preflight import check_pipeline, defaults_of
-    from torchx_kfp.execution.model.checks import of_arguments, of_replicas
+    from torchx_kfp.execution.local.preflight import check_pipeline
     from torchx_kfp.execution.model.findings import about_backends
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
+    from torchx_kfp.execution.pipeline.values import defaults_of
 
     pipeline, found = load_target(target, compiled=False)
     if folders := find_folders(pipeline.text):  # whoever runs the file lacks the folder
@@ -37,8 +37,7 @@ def compile_command(target: Target, output: str) -> None:
             f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
             "machine, which only `torchx-kfp submit` stores. Use the parameter workspace (--workspace) in its place."
         )
-    size, arguments = measure(pipeline), defaults_of(pipeline)
-    problems = [*check_pipeline(pipeline), *of_arguments(arguments), *of_replicas(pipeline, arguments)]
+    size, problems = measure(pipeline), check_pipeline(pipeline, defaults_of(pipeline))
     findings = about_backends([*found, *problems, *find_own_functions(pipeline), *check_size(size)])
     for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(remark)

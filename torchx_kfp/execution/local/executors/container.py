@@ -120,7 +120,7 @@ class Containers:
             memory_folders=memory_folders(platform),
             shared_folders=(made, f"{made}/outputs", f"{made}/artifacts", *volumes, *workspace, *written),
             files={source: files[target] for source, target in secrets.items()},
-            limits=read_limits(container.resources, facts),
+            limits=read_limits(container.resources, facts.parameters),
             shared_memory=shared_memory(platform),
         )
 
