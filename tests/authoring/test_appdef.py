@@ -34,19 +34,15 @@ RESOURCES: list[tuple[Resource, dict[str, Any]]] = [
         Resource(cpu=2, gpu=3, memMB=3000),
         {
             "cpuLimit": 2.0,
-            "cpuRequest": 2.0,
             "resourceCpuLimit": "2000m",
-            "resourceCpuRequest": "2000m",
             "memoryLimit": 3.0,
-            "memoryRequest": 3.0,
             "resourceMemoryLimit": "3000M",
-            "resourceMemoryRequest": "3000M",
             "accelerator": ("nvidia.com/gpu", "3"),
         },
     ),
     (
         Resource(cpu=0.5, gpu=0, memMB=-1),
-        {"cpuLimit": 0.5, "cpuRequest": 0.5, "resourceCpuLimit": "500m", "resourceCpuRequest": "500m"},
+        {"cpuLimit": 0.5, "resourceCpuLimit": "500m"},
     ),
     (Resource(cpu=-1, gpu=0, memMB=-1, devices={EFA: 2}), {"accelerator": (EFA, "2")}),
     (Resource(cpu=-1, gpu=-1, memMB=-1), {}),
@@ -54,7 +50,7 @@ RESOURCES: list[tuple[Resource, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("resource", "expected"), RESOURCES)
-def test_resources_become_requests_and_limits(resource: Resource, expected: dict[str, Any]) -> None:
+def test_resources_become_limits(resource: Resource, expected: dict[str, Any]) -> None:
     found = compile_app(make_app(resource=resource))[0].get("resources", {})
     if accelerator := found.get("accelerator"):
         found["accelerator"] = (accelerator["resourceType"], accelerator["resourceCount"])

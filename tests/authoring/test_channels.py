@@ -13,6 +13,7 @@ from kfp import dsl
 
 from tests.authoring.apps import compile_pipeline, load, make_app, produce, unresolved_inputs, use
 from torchx_kfp import task_from_app
+from torchx_kfp.errors import ChannelError
 
 pytestmark = pytest.mark.versions
 
@@ -32,7 +33,7 @@ def outputs() -> None:
 
 def env_image_and_entrypoint(image: str, program: str, level: int = 1) -> None:
     use("a", image=image, entrypoint=f"{program}", env={"LEVEL": f"{level}", "BOTH": f"{level}-{program}"})
-    use("a", image=f"repo/{image}:{level}", entrypoint=f"/usr/bin/{program}")
+    use("a", entrypoint=f"/usr/bin/{program}")
     use("a", image=f"{image}")
 
 
@@ -66,6 +67,15 @@ def test_every_channel_is_an_input(pipeline: Callable[..., Any]) -> None:
             re.findall(r"\{\{\$\.inputs\.parameters\['(.*?)'\]\}\}", str(executor["container"]).replace("\\'", "'"))
         )
         assert used <= set(declared), label
+
+
+@pytest.mark.parametrize("image", ["repo/app:{tag}", "{tag}{level}", "{level}"])
+def test_an_image_is_one_channel(image: str) -> None:
+    def pipeline(tag: str, level: int = 1) -> None:
+        use("a", image=image.format(tag=tag, level=level))
+
+    with pytest.raises(ChannelError, match=r"KFP takes one value of the type str as an image\. Pass the whole"):
+        compile_pipeline(pipeline)
 
 
 def declared_types(pipeline: Callable[..., Any], component: str = "comp-use") -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Dict, List, Optional
 
 import pytest
-from kfp import compiler, components, dsl
+from kfp import dsl
 from torchx import specs
 from torchx.components import dist, utils
 
@@ -25,7 +25,7 @@ from tests.authoring.apps import compile_pipeline, load
 from tests.facts import says
 from tests.refusals import Row, check_refusal, refused
 from torchx_kfp import component_from_function, local
-from torchx_kfp.errors import AppDefError, ReadsError
+from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
 from torchx_kfp.local import Watch
 
 #: TorchX's nightly has a different name for dist.ddp.
@@ -317,7 +317,7 @@ def test_the_message_has_the_line_and_the_call_that_works() -> None:
     [
         "show(x, f'--x={x}', '--x=' + x, '--x=%s' % x, '{}'.format(x), ''.join([x, '/y']), str(x))",
         "show(copy.deepcopy([x])[0])",
-        "show(env={'X': x}, image='repo/app:' + x)",
+        "show(env={'X': x}, image=x)",
         "utils.sh('echo', x, f'--x={x}')",
         "specs.AppDef('a', roles=[specs.Role('a', 'i', entrypoint='sh', args=['-c', 'echo ' + shlex.quote(x)])])",
     ],
@@ -351,27 +351,15 @@ def test_a_function_may_change_what_it_is_given() -> None:
     assert given == constants
 
 
-def test_an_image_in_text(tmp_path: Path) -> None:
+def test_an_image_in_text() -> None:
     def tagged(tag: str = "1") -> specs.AppDef:
         return show("x", image=f"repo/app:{tag}")
 
-    component = component_from_function(tagged)
-    path = tmp_path / "tagged.yaml"
-    compiler.Compiler().compile(component, str(path))
-    loaded = components.load_component_from_file(str(path))
-    assert inputs_of(loaded) == {"tag": ("String", "1")}
-    for use in (component, loaded):
-
-        def pipeline(tag: str) -> None:
-            use(tag=tag)  # noqa: B023 - it is compiled before the next one
-
-        done = local.run(dsl.pipeline(pipeline), {"tag": "7"}, output_dir=tmp_path / "runs", watch=Watch())
-        done.raise_for_failure()
-    spec, _ = load(compile_pipeline(lambda: component(tag="7") and None))
-    task = spec["root"]["dag"]["tasks"]["show"]["inputs"]["parameters"]
-    assert task["image_tag"]["runtimeValue"]["constant"] == "repo/app:{{$.inputs.parameters['tag']}}"
+    with pytest.raises(ChannelError, match="The image has 'tag' inside text"):
+        component_from_function(tagged)
+    spec, _ = load(compile_pipeline(lambda: component_from_function(tagged, tag="7")() and None))
     (executor,) = spec["deploymentSpec"]["executors"].values()
-    assert executor["container"]["image"] == "{{$.inputs.parameters['image_tag']}}"
+    assert executor["container"]["image"] == "repo/app:7"
 
 
 def test_types_come_from_defaults_too() -> None:

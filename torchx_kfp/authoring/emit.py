@@ -157,10 +157,11 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         return task
     pod = plan.pod
     if amounts := dict(pod.resources):
-        # KFP's setters do the same, but look up the whole stack in source files, and in 2.14 refuse most counts.
+        # Limits only: Kubernetes makes them the requests, too, whatever the task's author sets in their place. KFP's
+        # setters do the same, but look up the whole stack in source files, and in 2.14 refuse most counts.
         cpu, memory = amounts.pop("cpu", None), amounts.pop("memory", None)
         device, count = next(iter(amounts.items()), (None, None))
-        task.container_spec.resources = structures.ResourceSpec(cpu, cpu, memory, memory, device, count)
+        task.container_spec.resources = structures.ResourceSpec(None, cpu, None, memory, device, count)
     if not plan.cache:
         task.set_caching_options(False)
     # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions

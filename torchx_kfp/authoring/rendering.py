@@ -12,6 +12,7 @@ from torchx_kfp.authoring.naming import input_name, is_shell_variable
 from torchx_kfp.authoring.reads import ReadSource, is_list
 from torchx_kfp.authoring.references import Reference, Text, check_word, is_constant
 from torchx_kfp.contract.inputs import INNER, READS, RUN_ID, SUFFIXES, escape, find_rewritten, parameter_placeholder
+from torchx_kfp.errors import ChannelError
 
 #: The most bytes of all values. Beyond that, a second container is smaller than a second copy of the text.
 _MOST = 1024
@@ -48,13 +49,20 @@ class Renderer:
         """Return the text of an image.
 
         If an image contains a placeholder, the backend's driver replaces the whole image with the value of that
-        parameter, and drops the text around it. So text next to a channel becomes the value of one parameter.
+        parameter, in which it fills in no placeholders. So text around a channel reaches no pod.
+
+        Raises:
+            ChannelError: there is something around a channel, or it is not text.
         """
-        text = self.render(image)
         references = [part for part in image if isinstance(part, Reference)]
-        if not references or (len(image) == 1 and references[0].type == "STRING"):
-            return text
-        return self.add_text("_".join(("image", *(self._names[part] for part in references))), text)
+        if references and (len(image) > 1 or references[0].type != "STRING"):
+            names = " and ".join(repr(self._names.get(part, part.name)) for part in references)
+            raise ChannelError(
+                f"The image has {names} inside text, or is not of the type str, and KFP takes one value of the type "
+                "str as an image. Pass the whole image: a parameter such as image: str, or a result of a stage. In "
+                "component_from_function, give such parameters as constants: component_from_function(app, tag='1')."
+            )
+        return self.render(image)
 
     def render_words(
         self, variables: Sequence[Text], starter: Sequence[str], command: Sequence[Text], *, move: bool

@@ -84,7 +84,8 @@ class Stages(StageOptions):
     def task(self, app: specs.AppDef, **options: Any) -> dsl.PipelineTask:
         """Make a task from the AppDef, in the pipeline that is being defined.
 
-        The entrypoint, the args, the values of env and the image may be channels, or text with channels inside.
+        The entrypoint, the args and the values of env may be channels, or text with channels inside; the image may be
+        a channel.
 
         Args:
             app: an AppDef. With several roles or replicas, it needs an engine.
