@@ -7,6 +7,7 @@ Whatever ``RunState`` computes from their events is therefore the same: the view
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,7 +118,7 @@ class Snapshot:
             link: the run's page in KFP's UI.
             before: what earlier answers have told. These may be older: nothing is taken back, or told again.
         """
-        progress, before = read_progress(run), before or cls()
+        progress, before = read_progress(run, time.time()), before or cls()
         of_stages: Sequence[Step] = ()
         told, patches, new = {**before.told}, before.patches, []
         if pipeline is not None and nodes is not None:

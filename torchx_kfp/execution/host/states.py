@@ -77,8 +77,13 @@ class Progress:
         return canceled is not None and (end is None or end >= canceled)
 
 
-def read_progress(run: Mapping[str, Any]) -> Progress:
-    """Return how far a run is, from its JSON in v2beta1."""
+def read_progress(run: Mapping[str, Any], now: float) -> Progress:
+    """Return how far a run is, from its JSON in v2beta1.
+
+    Args:
+        run: the answer.
+        now: the time of the answer. A state that is not in the history yet has begun about then.
+    """
     found = run.get("state_history")
     history = [
         (as_text(item.get("state")), when)
@@ -88,7 +93,8 @@ def read_progress(run: Mapping[str, Any]) -> Progress:
     started = seconds(run.get("created_at")) or (history[0][1] if history else 0.0)
     latest, word = history[-1][1] if history else started, as_text(run.get("state"))
     if word and (not history or word != history[-1][0]):
-        history.append((word, latest))
+        # Right after a terminate, the history still ends with RUNNING: nothing before this has ended because of it.
+        history.append((word, max(now, latest) if word == _CANCELING else latest))
     periods = [Period(State.RUNNING, started)]
     for word, when in history:
         last = periods[-1]
@@ -110,7 +116,7 @@ def read_progress(run: Mapping[str, Any]) -> Progress:
 def run_state(run: Mapping[str, Any]) -> State:
     """Return the state of a run, from its JSON in v2beta1; a run that KFP has not begun is queued."""
     state = _STATES.get(str(run.get("state") or ""), State.QUEUED)
-    return read_progress(run).last.state if state is State.FAILED else state
+    return read_progress(run, 0.0).last.state if state is State.FAILED else state
 
 
 def words_of(state: State) -> tuple[str, ...]:
