@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.execution.host.answers_of_kfp import RUNS, last, manifest
-from tests.execution.host.event_logs import workflow
+from tests.execution.host.event_logs import answers, replaying, workflow
 from tests.facts import says
 from torchx_kfp.execution.host import nodes as manifest_module
 from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
@@ -101,3 +101,33 @@ def test_a_host_cannot_announce_any_number_of_iterations() -> None:
     run = last("succeeded")
     steps = Snapshot.of(run, RunPipeline.of(run), read_manifest(said)).steps
     assert 10_000 < len(steps) < 11_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("-driver", "-dag-driver"),
+        (".executor", ".main"),
+        ("iteration-item", "iteration-body"),
+        ("iteration-iterations", "iteration-loop"),
+        (".root(0)", ".whole(0)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["nested-loop", "succeeded", "failed"])
+def test_names_of_another_version_are_said_to_be_unknown(name: str, old: str, new: str) -> None:
+    """A stage whose pod has another name than those that are known is not taken for a cached one."""
+    with replaying(name) as replayed:
+        replayed.see(*answers(name)[-1])
+        before = replayed.run.read()
+        assert not [sentence for sentence in before.corrupt if "does not know" in sentence]
+    run, nodes = answers(name)[-1]
+    text = manifest_of(nodes).replace(old, new)
+    if text == manifest_of(nodes):
+        pytest.skip(f"{name} has no {old}")
+    with replaying(name) as replayed:
+        replayed.see(run, {**nodes, "pipeline_runtime": {"workflow_manifest": text}})
+        record = replayed.run.read()
+    [sentence] = [sentence for sentence in record.corrupt if "does not know" in sentence]
+    assert re.search(says("pod", "of this run", new, "states, results and logs of stages may be missing"), sentence)
+    cached = {stage.name for stage in record.run.stages if stage.state is State.CACHED}
+    assert cached <= {stage.name for stage in before.run.stages if stage.state is State.CACHED}

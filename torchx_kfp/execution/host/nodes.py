@@ -41,6 +41,8 @@ _STATES = {
     "Failed": State.FAILED,
     "Error": State.FAILED,
 }
+#: The number of an attempt at the end of a node's name.
+_ATTEMPT = re.compile(r"\(\d+\)$")
 #: The most bytes of unpacked nodes that are read. A workflow has 1 MiB, and its nodes shrink to a 20th to a 30th.
 MOST_UNPACKED = 32 << 20
 #: The longest name of a pod, without the hash at its end.
@@ -83,6 +85,8 @@ class Nodes:
 
     workflow: str
     records: Mapping[str, Mapping[str, Any]]
+    #: The names of the nodes that were read so far.
+    read: set[str] = field(default_factory=set, repr=False)
     #: Whether pods are named after the ids of their nodes, as old versions of Argo do.
     has_ids: bool = False
     message: str = ""
@@ -90,7 +94,15 @@ class Nodes:
     def get(self, name: str) -> Node | None:
         """Return the node with this name, if there is one."""
         record = self.records.get(name)
-        return None if record is None else _node(self.workflow, self.has_ids, record)
+        if record is None:
+            return None
+        self.read.add(name)
+        return _node(self.workflow, self.has_ids, record)
+
+    def unread_pods(self) -> list[str]:
+        """Return the names of the pods that nobody has read, neither them nor the node whose attempts they are."""
+        pods = (name for name, record in self.records.items() if record.get("type") == "Pod")
+        return [name for name in pods if name not in self.read and _ATTEMPT.sub("", name) not in self.read]
 
     def attempts(self, name: str) -> list[Node]:
         """Return the attempts of a node: the node itself, if it is not one that may be retried."""
@@ -125,7 +137,7 @@ def read_manifest(manifest: str) -> Nodes:
     name = as_text(metadata.get("name"))
     has_ids = as_object(metadata, "annotations").get(_POD_NAMES) == "v1"
     records = {as_text(record.get("name")): record for record in map(as_object, nodes.values())}
-    return Nodes(name, records, has_ids, as_text(status.get("message")))
+    return Nodes(name, records, has_ids=has_ids, message=as_text(status.get("message")))
 
 
 def _parsed(content: str) -> Any:

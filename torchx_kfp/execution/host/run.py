@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from torchx_kfp.common.text import counted, printable, shorten
 from torchx_kfp.errors import (
     ArgumentError,
     HostError,
@@ -134,7 +135,7 @@ class HostRun(ReadableRun):
             self._complete_cached()
             self._has_news = False
         is_running = not run_state(run).is_over
-        problems = tuple(filter(None, (self._problem, self._no_nodes, *self._results.problems)))
+        problems = tuple(filter(None, (self._problem, self._no_nodes, self._unknown_pods(), *self._results.problems)))
         last = self._last
         if last is None or events or is_running != last.is_running or problems != last.corrupt:
             self._last = self._record(run, is_running, problems)
@@ -329,6 +330,16 @@ class HostRun(ReadableRun):
                 f"{self._connection.name} reports only the state of the run (v2beta1), not its nodes (v1beta1), so its "
                 f"stages, their logs, exit codes and results are missing. ({error})"
             )
+
+    def _unknown_pods(self) -> str:
+        """Return the sentence about pods whose nodes were not read; empty if all were."""
+        if not (unread := self._snapshot.unread):
+            return ""
+        return (
+            f"{self._connection.name} has {counted(len(unread), 'pod')} of this run whose names this version of "
+            f"torchx-kfp does not know, such as {printable(shorten(unread[0], 200))}: states, results and logs of "
+            "stages may be missing. Look at the run in KFP's UI."
+        )
 
     # Events
 

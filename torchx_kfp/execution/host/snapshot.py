@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,11 +94,15 @@ class Snapshot:
         steps: the new steps in the last of them, in order.
         told: the last step of each thing.
         patches: what drivers have decided about pods, by stage: see ``PodSpec``.
+        read: the names of the nodes that were read.
+        unread: those of pods that were not: this version does not know what they are.
     """
 
     steps: Sequence[Step] = ()
     told: Mapping[str, Step] = field(default_factory=dict)
     patches: Mapping[str, str] = field(default_factory=dict)
+    read: Collection[str] = ()
+    unread: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -120,16 +124,18 @@ class Snapshot:
         """
         progress, before = read_progress(run, time.time()), before or cls()
         of_stages: Sequence[Step] = ()
+        unread: Sequence[str] = ()
         told, patches, new = {**before.told}, before.patches, []
         if pipeline is not None and nodes is not None:
+            nodes.read.update(before.read)
             reader = StageReader(pipeline.pipeline, pipeline.tracked, nodes, progress, told, patches)
-            of_stages, patches = reader.read(), reader.patches
+            of_stages, patches, unread = reader.read(), reader.patches, nodes.unread_pods()
         for step in _steps(run, progress, pipeline, nodes, of_stages, link):
             known = told.get(step.of)
             if (known is None or step.at >= known.at) and _is_news(step, known):
                 new.append(step)
                 told[step.of] = step
-        return cls(new, told, patches)
+        return cls(new, told, patches, nodes.read if nodes is not None else (), unread)
 
 
 def _steps(

@@ -135,6 +135,8 @@ class StageReader:
         workflow, root = self._nodes.workflow, self._pipeline.root
         run = Scope("", StageNames(), (), self._progress.is_over)
         wholes = self._bodies(workflow, run, run.names) if workflow else []
+        for whole in wholes:
+            self._nodes.get(f"{whole.node}.root-driver")
         bodies = [body for whole in wholes for body in self._bodies(f"{whole.node}.root", whole, run.names)]
         # Nothing begins in an attempt whose root is omitted because its driver has failed, so only one attempt
         # reports it.
@@ -332,7 +334,11 @@ class StageReader:
         starting = [*self._nodes.attempts(f"{path}-driver")[-1:], *pods[-1:]]
         if driver is not None and (patch := starting[0].decision("pod-spec-patch")):
             self.patches[name] = patch
-        is_cached = pods[-1].state is State.SKIPPED if pods else node is not None and node.state is State.SUCCEEDED
+        if pods:
+            is_cached = pods[-1].state is State.SKIPPED
+        else:  # the host may name the pod in another way
+            is_over = node is not None and node.state is State.SUCCEEDED
+            is_cached = is_over and driver is not None and starting[0].decision("cached-decision") == "true"
         self._report_attempts(task, pods, scope, is_over=node is not None and node.state.is_over)
         self._pending(name, task.name, starting, scope)
         begun = [pod for pod in pods if pod.has_begun]
@@ -344,8 +350,8 @@ class StageReader:
         if last is not None and last.state is State.SUCCEEDED:
             exit_code = 0
         pod = last.pod if last is not None else ""
-        tracked = self._tracked.get(without_indices(name)) if pod else None
-        run_id = f"{self._progress.run_id}/{tracked.facts.stage}/{pod}" if tracked else ""
+        tracked = self._tracked.get(without_indices(name)) if pod or state is State.CACHED else None
+        run_id = f"{self._progress.run_id}/{tracked.facts.stage}/{pod}" if tracked and pod else ""
         started = begun[0].start if begun else None
         time = self._time(ended, started)
         result = StageResult(
