@@ -189,6 +189,71 @@ def test_nobody_sees_what_the_failed_attempt_has_recorded(retried: Retried) -> N
     assert "stale" not in report
 
 
+#: Fails in its first attempt, after it has recorded something. As with a lost pod, the next one has another name.
+LOST = """
+import json, os, sys
+from torchx_kfp.tracking import current_run
+go, before, after = sys.argv[1:]
+is_first = not os.path.exists(go)
+open(go, "w").close()
+if values := json.loads(before if is_first else after):
+    current_run().put(values)
+sys.exit(is_first)
+"""
+
+
+def test_what_an_attempt_in_another_pod_has_recorded_is_left_out(retried: Retried) -> None:
+    @dsl.pipeline(name="lost")
+    def lost(base: str):
+        words = str(retried.folder / "lost"), json.dumps(STALE), json.dumps({"w": 2.5})
+        task = task_from_app(python("train", LOST, *words), tracker_base=base).set_caching_options(False)
+        task.set_retry(1, backoff_duration="0s")
+
+    run_id = retried.submit(lost)
+    assert ended(retried.host, run_id)["state"] == "SUCCEEDED"
+    assert len(FsspecResultTracker(retried.base).keys(run_id)) == 2
+    assert results_of(retried, run_id) == {"w": 2.5}
+    other = retried.submit(lost)  # the file is there
+    ended(retried.host, other)
+    for words in (["results", run_id], ["results", run_id, "--json"], ["compare", run_id, other]):
+        done = retried.program(*words)
+        assert "2.5" in done.stdout, done
+        assert "stale" not in done.stdout, done
+        assert "Left out, as those of earlier attempts: " in done.stderr, done
+
+
+def test_a_launcher_that_follows_the_replicas_of_a_lost_one_has_its_results(retried: Retried) -> None:
+    """The replicas go on with the run id of the attempt that made them, and the later attempt records nothing."""
+
+    @dsl.pipeline(name="adopted")
+    def adopted(base: str):
+        words = str(retried.folder / "lost"), json.dumps({"w": 2.5}), "{}"
+        app = python("train", LOST, *words)
+        task_from_app(app, tracker_base=base, engine="job").set_retry(1, backoff_duration="0s")
+
+    run_id = retried.submit(adopted)
+    assert ended(retried.host, run_id)["state"] == "SUCCEEDED"
+    [key] = FsspecResultTracker(retried.base).keys(run_id)
+    assert results_of(retried, run_id) == {"w": 2.5}
+    events = map(json.loads, retried.program("watch", run_id, "--json").stdout.splitlines())
+    assert [event["run_id"] for event in events if event["event"] == "stage_finished"] == [key]
+    for words in (["results", run_id], ["show", f"{run_id}/train"]):
+        assert "2.5" in retried.program(*words).stdout
+    # A stage of one pod has no replicas that could go on.
+    plain = retried.submit(without_engine(retried.folder))
+    assert ended(retried.host, plain)["state"] == "SUCCEEDED"
+    assert results_of(retried, plain) == {}
+
+
+def without_engine(folder: Path) -> Any:
+    @dsl.pipeline(name="plain")
+    def plain(base: str):
+        words = str(folder / "plain"), json.dumps(STALE), "{}"
+        task_from_app(python("train", LOST, *words), tracker_base=base).set_retry(1, backoff_duration="0s")
+
+    return plain
+
+
 def test_an_attempt_that_records_nothing_hides_those_before_it(retried: Retried) -> None:
     """Both when KFP retries the run, and when the stage starts its application again."""
     run_id = retried.fail(chain(retried.folder, {}))

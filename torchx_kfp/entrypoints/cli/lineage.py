@@ -44,7 +44,7 @@ def show_lineage(located: Recorded, *, as_json: bool) -> None:
     named = {source.run_id for found in sources.values() for source in found}
     known = located.recorded() | sources.keys() | named
     chosen = located.choose(known)
-    earlier = earlier_attempts(recorder, known, located.stages) - {*chosen.keys}
+    earlier = earlier_attempts(recorder, known, located.stages, located.earlier) - {*chosen.keys}
     sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
     lineage = read_lineage(recorder.store, chosen.keys, sources)
     if not lineage.links:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from torchx_kfp.common.text import UUID, listed, most_similar, printable
-from torchx_kfp.contract.protocol import superseded
+from torchx_kfp.contract.protocol import Execution, superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
     KeyRefusedError,
@@ -104,6 +104,19 @@ class Recorded:
         """
         return {} if self.run is None or self.run.corrupt else self._ended
 
+    @cached_property
+    def earlier(self) -> frozenset[str]:
+        """The pods of attempts that others have followed: the pod that follows a lost one has another name."""
+        if self.run is None or self.run.corrupt:
+            return frozenset()
+        pods, last = set[str](), set[str]()
+        for stage in self.run.run.by_name.values():
+            names = [Execution.parse(attempt.started.pod_name).pod for attempt in stage.attempts]
+            recorded = stage.last_end.run_id if stage.last_end is not None else None
+            pods |= {*names}
+            last |= {Execution.parse(recorded).pod} if recorded else {*names[-1:]}
+        return frozenset(pods - last)
+
     def shown(self, run_id: str) -> str:
         """Return the name by which tables and commands have a run of a stage: RUN/STAGE, if the stage is known."""
         stage = self.stages.get(run_id)
@@ -163,7 +176,7 @@ class Recorded:
             raise self._unknown(there, name, part)
         taken = frozenset(cached.keys() & chosen)
         _say_cached(name, [key for key in chosen if key in taken])
-        return Chosen(whole, tuple(last_attempts(self.recorder, chosen, whole, self.stages)), taken)
+        return Chosen(whole, tuple(last_attempts(self.recorder, chosen, whole, self.stages, self.earlier)), taken)
 
     @staticmethod
     def _is_part(part: str, rest: str, stage: str | None) -> bool:
@@ -255,7 +268,9 @@ def _newest(recorder: Recorder) -> str | None:
     return next((run for run in ordered if not is_replay(run)), None)
 
 
-def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = ()) -> list[str]:
+def last_attempts(
+    recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = (), earlier: Collection[str] = ()
+) -> list[str]:
     """Return the run ids without those of earlier attempts, which are named on stderr.
 
     They are in the order of ``last``; in another run, the stages are in the order in which they recorded something.
@@ -265,20 +280,21 @@ def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Col
         keys: the run ids.
         named: the part of run ids that the user has named, or the base; an attempt that is named itself is kept.
         last: see ``earlier_attempts``.
+        earlier: likewise.
 
     Raises:
         MissingResultsError: only earlier attempts have recorded anything.
     """
     keys = list(keys)
     written = _written(recorder, keys)
-    earlier = superseded({**written, **dict.fromkeys(last, math.inf)}) & {*keys} - {named}
-    if keys and earlier.issuperset(keys):
+    left_out = _earlier(keys, written, last, earlier) - {named}
+    if keys and left_out.issuperset(keys):
         raise MissingResultsError(
             f"The last attempts in {named!r} have recorded nothing. Earlier ones have: "
-            f"{printable(listed(sorted(earlier)))}. Name one of them to see that."
+            f"{printable(listed(sorted(left_out)))}. Name one of them to see that."
         )
-    if earlier:
-        print_message(f"Left out, as those of earlier attempts: {printable(listed(sorted(earlier)))}.")
+    if left_out:
+        print_message(f"Left out, as those of earlier attempts: {printable(listed(sorted(left_out)))}.")
     places, first = {key: place for place, key in enumerate(last)}, dict[str, float]()
     for key in keys:
         stage = key.rpartition("/")[0]
@@ -287,18 +303,28 @@ def last_attempts(recorder: Recorder, keys: Iterable[str], named: str, last: Col
     def place(key: str) -> tuple[int, str, float, str]:
         return places.get(key, len(places)), pipeline_run(key), first[key.rpartition("/")[0]], key
 
-    return sorted((key for key in keys if key not in earlier), key=place)
+    return sorted((key for key in keys if key not in left_out), key=place)
 
 
-def earlier_attempts(recorder: Recorder, keys: Iterable[str], last: Collection[str] = ()) -> set[str]:
+def earlier_attempts(
+    recorder: Recorder, keys: Collection[str], last: Collection[str] = (), earlier: Collection[str] = ()
+) -> set[str]:
     """Return the run ids of attempts that other ones have followed: see ``superseded``.
 
     Args:
         recorder: the records under the tracker base.
         keys: run ids.
         last: the last attempts according to the run. They may have recorded nothing.
+        earlier: the pods of earlier attempts according to the run.
     """
-    return superseded({**_written(recorder, keys), **dict.fromkeys(last, math.inf)})
+    return _earlier(keys, _written(recorder, keys), last, earlier)
+
+
+def _earlier(
+    keys: Iterable[str], written: Mapping[str, float], last: Collection[str], pods: Collection[str]
+) -> set[str]:
+    followed = superseded({**written, **dict.fromkeys(last, math.inf)})
+    return {key for key in keys if key in followed or Execution.parse(key).pod in pods}
 
 
 def _written(recorder: Recorder, keys: Iterable[str]) -> dict[str, float]:

@@ -6,7 +6,7 @@ The nodes of a run name pods, but neither their UIDs nor the attempts in them, s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -20,26 +20,43 @@ from torchx_kfp.execution.runs.record import missing, why_not_read
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
 _Result = TypeVar("_Result")
+_NONE: Mapping[str, Sequence[str]] = {}
 #: The run id of each execution, by its name, and its results.
 _Found: TypeAlias = Mapping[str, tuple[str, Mapping[str, Any]]]
 #: The seconds for which a base is waited for, whatever the store does, and for which one is left alone that failed.
 DEADLINE, AGAIN = 10.0, 60.0
 
 
-def find_run_ids(recorder: Recorder, names: Iterable[str]) -> dict[str, str]:
+def find_run_ids(
+    recorder: Recorder, names: Iterable[str], earlier: Mapping[str, Sequence[str]] = _NONE
+) -> dict[str, str]:
     """Return the run id of each execution, ``<run>/<stage>/<pod>``: the one that has recorded something last.
 
     That is the last attempt in the pod, or in the last pod of this name, unless it never asked for its run. An
     execution that has recorded nothing keeps its name. Each run is listed once.
+
+    Args:
+        recorder: the records under the tracker base.
+        names: the executions.
+        earlier: earlier executions of the same stages, in order, by these names: of one that has recorded nothing, the
+            last of them counts that has. The launcher of a distributed stage follows the replicas of a lost one.
     """
-    found: dict[str, tuple[tuple[float, int], str]] = {name: ((0.0, 0), name) for name in names}
+    names = list(names)
+    everything = (*names, *(each for name in names for each in earlier.get(name, ())))
+    found: dict[str, tuple[tuple[float, int], str]] = {name: ((0.0, 0), name) for name in everything}
     for run in dict.fromkeys(name.partition("/")[0] for name in found):
         for run_id, modified in recorder.written(run).items():
             stage, _, execution = run_id.rpartition("/")
             parsed = Execution.parse(execution)
             if (name := f"{stage}/{parsed.pod}") in found:
                 found[name] = max(found[name], ((modified, parsed.attempt), run_id))
-    return {name: run_id for name, (_, run_id) in found.items()}
+    run_ids = {name: run_id for name, (_, run_id) in found.items()}
+
+    def counts(name: str) -> str:
+        recorded = (each for each in (name, *reversed(earlier.get(name, ()))) if found[each][0] > (0.0, 0))
+        return run_ids[next(recorded, name)]
+
+    return {name: counts(name) for name in names}
 
 
 class ResultReader:
@@ -59,9 +76,12 @@ class ResultReader:
         """Sentences about the bases that could not be read, and why."""
         return tuple(sentence for _, sentence in self._failed.values())
 
-    def read(self, base: str, names: Collection[str]) -> _Found:
-        """Return the run id of each execution under the base that can be read now, by its name, and its results."""
-        return self._ask(base, lambda: self._read(base, names)) or {} if names else {}
+    def read(self, base: str, names: Collection[str], earlier: Mapping[str, Sequence[str]] = _NONE) -> _Found:
+        """Return the run id of each execution under the base that can be read now, by its name, and its results.
+
+        ``earlier`` are earlier executions: see ``find_run_ids``.
+        """
+        return self._ask(base, lambda: self._read(base, names, earlier)) or {} if names else {}
 
     def parents(self, by_base: Mapping[str, Collection[str]]) -> Parents:
         """Return the run ids that stages were given, by their own: see ``Recorder.parents``."""
@@ -89,9 +109,9 @@ class ResultReader:
             self._failed[base] = time.monotonic(), missing(base, shorten(printable(why), 400).rstrip("."))
         return found
 
-    def _read(self, base: str, names: Collection[str]) -> tuple[_Found, str]:
+    def _read(self, base: str, names: Collection[str], earlier: Mapping[str, Sequence[str]]) -> tuple[_Found, str]:
         recorder = Recorder(base, patience=SHORT_PATIENCE)
-        run_ids = find_run_ids(recorder, names)
+        run_ids = find_run_ids(recorder, names, earlier)
         if self._run_ids_only:
             return {name: (run_id, {}) for name, run_id in run_ids.items()}, ""
         results = recorder.get_many(run_ids.values())

@@ -110,6 +110,8 @@ class HostRun(ReadableRun):
         self._lost_at: float | None = None
         #: The last answer of the host, as JSON of v2beta1.
         self.answer: Mapping[str, Any] = {}
+        #: The pods of all attempts, by stage.
+        self._pods: dict[str, list[str]] = {}
         #: The log files of the last attempts, by stage.
         self._log_files: dict[str, Path] = {}
         #: How many more failures are looked up in logs.
@@ -223,12 +225,18 @@ class HostRun(ReadableRun):
     def _results_of(self, ends: Iterable[StageResult]) -> dict[str, tuple[str, Mapping[str, Any]]]:
         """Return the run ids and results of stages that can be read now, by the run ids that are known."""
         by_base: dict[str, list[str]] = {}
+        earlier: dict[str, list[str]] = {}
         for end in ends if self._reads != "none" else ():
             if end.run_id:
                 by_base.setdefault(end.tracker_base or "", []).append(end.run_id)
+                if self._pipeline is not None and self._pipeline.is_distributed(end.name):
+                    stage = end.run_id.rpartition("/")[0]
+                    earlier[end.run_id] = [
+                        f"{stage}/{pod}" for pod in self._pods.get(end.name, ()) if pod != end.pod_name
+                    ]
         found: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for base, run_ids in by_base.items():
-            found |= self._results.read(base, run_ids)
+            found |= self._results.read(base, run_ids, earlier)
         return found
 
     def terminate(self) -> None:
@@ -383,6 +391,9 @@ class HostRun(ReadableRun):
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with what other answers say: log files, results, and why stages have failed."""
+        for event in events:
+            if isinstance(event, StageStarted):
+                self._pods.setdefault(event.name, []).append(event.pod_name)
         found = self._results_of(event.result for event in events if isinstance(event, StageFinished))
         return [self._completed_one(event, found) for event in events]
 

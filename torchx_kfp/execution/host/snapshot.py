@@ -81,6 +81,11 @@ class RunPipeline:
             raise PipelineFileError(f"The pipeline of this run cannot be read: {error}") from None
         return cls(pipeline, {place.name: place for place in places}, arguments, tracked)
 
+    def is_distributed(self, stage: str) -> bool:
+        """Tell whether a tracked stage has replicas, which its launcher starts."""
+        place = self.tracked.get(without_indices(stage))
+        return place is not None and place.facts.specification is not None
+
     def is_import(self, stage: str) -> bool:
         """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""
         return self.places[without_indices(stage)].component.importer is not None
