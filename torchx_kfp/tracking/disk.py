@@ -14,13 +14,11 @@ from torchx_kfp.common.safe_files import (
     TEMPORARY,
     UnfitFileError,
     copy_content,
-    open_parent,
+    is_below,
     open_regular,
-    special_kind,
     write_file,
 )
-from torchx_kfp.common.text import shown
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
+from torchx_kfp.errors import CorruptResultError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking.store import File, Store
 
 T = TypeVar("T")
@@ -36,8 +34,8 @@ _THREADS = 8
 class DiskStore(Store):
     """A store with one file for each key, below a directory.
 
-    The directory may be reached through symbolic links. Links below it are not followed: a stage in a container that
-    shares the directory could otherwise make other stages read and write elsewhere. Listings leave links out.
+    Only files in it are read: a link out of it, which somebody else may have made, is not a result. Listings leave
+    links out.
 
     Args:
         base: the tracker base as the user gave it.
@@ -54,7 +52,7 @@ class DiskStore(Store):
 
     def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | CorruptResultError | None]:
         def content(path: str) -> bytes:
-            with open(open_regular(path, self.folder), "rb") as file:
+            with open_regular(path, self.folder) as file:
                 return file.read(min(most, os.fstat(file.fileno()).st_size))
 
         def read(key: str) -> bytes | CorruptResultError | None:
@@ -73,7 +71,7 @@ class DiskStore(Store):
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file atomically and durably."""
         try:
-            _once_more(lambda: write_file(self._path(key), content, root=self.folder))
+            _once_more(lambda: write_file(self._path(key), content))
         except OSError as error:
             raise self.problem("write", key, error) from error
 
@@ -82,26 +80,25 @@ class DiskStore(Store):
         for key, (path, _) in files.items():
             try:
                 with open(path, "rb", buffering=0) as file:
-                    write_file(self._path(key), file, root=self.folder, durable=False)
+                    write_file(self._path(key), file, durable=False)
             except OSError as error:
                 raise self.problem("write", key, error) from error
 
     def get_files(self, files: Mapping[str, tuple[str, int]]) -> None:
         for key, (path, _) in files.items():
             try:
-                descriptor = open_regular(self._path(key), self.folder)
+                source = open_regular(self._path(key), self.folder)
             except FileNotFoundError:
                 raise
             except OSError as error:
                 raise self.problem("read", key, error) from error
-            with open(descriptor, "rb", buffering=0) as source, open(path, "wb") as copy:
+            with source, open(path, "wb") as copy:
                 copy_content(source, copy)
 
     def remove(self, key: str) -> None:
         """Remove a file, and the folders that are empty afterwards."""
         try:
-            with open_parent(self._path(key), self.folder) as (folder, name):
-                os.unlink(name, dir_fd=folder)
+            os.unlink(self._path(key))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -112,8 +109,7 @@ class DiskStore(Store):
         """Remove the folders of a key that are empty, the innermost first."""
         while key := key.rpartition("/")[0]:
             try:
-                with open_parent(self._path(key), self.folder) as (folder, name):
-                    os.rmdir(name, dir_fd=folder)
+                os.rmdir(self._path(key))
             except OSError:  # it is not empty, or another process was faster
                 return
 
@@ -146,9 +142,10 @@ class DiskStore(Store):
         """
         if prefix:
             try:
-                with open_parent(self._path(prefix), self.folder) as (folder, name):
-                    state = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            except (FileNotFoundError, NotADirectoryError, UnfitFileError):
+                state = os.lstat(path := self._path(prefix))
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            if not is_below(os.path.realpath(path), os.path.realpath(self.folder)):
                 return
             if not stat.S_ISDIR(state.st_mode):
                 yield prefix, state
@@ -180,17 +177,7 @@ class DiskStore(Store):
         if isinstance(error, UnfitFileError) and stat.S_ISDIR(error.mode):
             error = IsADirectoryError(errno.EISDIR, str(error))
         if isinstance(error, UnfitFileError):
-            kind = special_kind(error.mode)
-            if action == "read" and error.place == self._path(key):
-                return CorruptResultError(
-                    f"{error.place} is a {kind}, not a file. Something else made it. Remove it, or use another tracker "
-                    "base."
-                )
-            return KeyRefusedError(
-                f"The key {shown(key)} would leave the tracker base {self.base!r}: {error.place!r} on the way to "
-                f"{self.location(key)} is a {kind}, and links below a tracker base are not followed. "
-                "Replace it with a folder."
-            )
+            return CorruptResultError(f"{error}, not a result. Remove it, or use another tracker base.")
         if isinstance(error, (NotADirectoryError, FileExistsError)) and not os.path.isdir(self.folder):
             return TrackerBaseError(
                 f"Cannot {action} {self.location(key)}: the tracker base {self.base!r} is not a directory, "

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from torchx_kfp.common.credentials import credentials_matcher, matcher
 from torchx_kfp.common.git import GitState, read_git_state, run_git
-from torchx_kfp.common.safe_files import PRIVATE, UnfitFileError, leads_out, open_regular, read_bytes, special_kind
+from torchx_kfp.common.safe_files import PRIVATE, UnfitFileError, is_below, open_regular, read_bytes, special_kind
 from torchx_kfp.common.text import counted, shown, size_text
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file
@@ -252,7 +252,7 @@ def pack_workspace(entries: Sequence[WorkspaceFile]) -> bytes:
 def _read(entry: WorkspaceFile) -> bytes:
     """Return the content of a file, which must be as it was listed."""
     try:
-        with open(open_regular(entry.path, os.path.dirname(entry.path)), "rb") as file:
+        with open_regular(entry.path, os.path.dirname(entry.path)) as file:
             content = file.read(entry.size + 1)
             if len(content) == entry.size and os.fstat(file.fileno()).st_mtime_ns == entry.modified:
                 return content
@@ -356,9 +356,18 @@ def _entry(root: str, name: str) -> WorkspaceFile:
             f"it in {IGNORE_FILE}."
         )
     target = os.readlink(path)
-    if leads_out(path, root):
+    if _leads_out(path, root):
         raise WorkspaceError(
             f"{shown(name)} in the workspace is a link to {shown(target)}, outside of it. Copy the file into the "
             f"workspace, or exclude the link in {IGNORE_FILE}."
         )
     return WorkspaceFile(name, path, target=target)
+
+
+def _leads_out(path: str, top: str) -> bool:
+    """Tell whether a link in a folder leads out of it, or to a place that only the folder's name here leads back to."""
+    to = os.readlink(path)
+    by_text = os.path.normpath(os.path.join(os.path.relpath(os.path.dirname(path), top), to))
+    # The target counts as well as the text: a link to the top, and .. after it, or to another link, would lead out.
+    is_inside = is_below(os.path.realpath(path), os.path.realpath(top))
+    return os.path.isabs(to) or by_text.split("/")[0] == ".." or not is_inside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import threading
 import uuid
@@ -12,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.common.text import clean_line, listed
 from torchx_kfp.contract.command import set_aside
 from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, WORKSPACES, is_workspace
@@ -233,9 +233,7 @@ class Attempt(threading.Thread):
         plan, facts = self.plan, self.plan.facts
         # A runner that was killed before it recorded this attempt may have left its folder, and outputs in it. If some
         # files cannot be removed, the others are.
-        if plan.folder.exists():
-            with contextlib.suppress(OSError):
-                remove_tree(plan.folder)
+        shutil.rmtree(plan.folder, ignore_errors=True)
         files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
         for path in (str(plan.log_file), *files, *plan.programs):
             os.makedirs(os.path.dirname(path), exist_ok=True)

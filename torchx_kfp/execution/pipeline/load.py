@@ -113,7 +113,7 @@ def load_file(path: Path, root: Path | None = None) -> Pipeline:
     """Return the pipeline in a file, which must be inside of ``root``. The errors are those of ``load_pipeline``."""
     try:
         # A file that the user names may be a pipe, such as that of <(command).
-        with path.open("rb") if root is None else open(open_regular(str(path), str(root)), "rb") as file:
+        with path.open("rb") if root is None else open_regular(str(path), str(root)) as file:
             data = file.read(_LONGEST + 1)
         if len(data) > _LONGEST:
             raise PipelineFileError(

@@ -78,7 +78,7 @@ class FileTail:
             OSError: it is not a regular file, or cannot be read.
         """
         try:
-            with open(open_regular(str(self.path), self._root), "rb") as file:
+            with open_regular(str(self.path), self._root) as file:
                 file.seek(self._offset)
                 rest = b""
                 while len(rest) < LONGEST_LINE and (data := file.read(_PIECE)):

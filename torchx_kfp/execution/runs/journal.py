@@ -14,12 +14,10 @@ However the process ends, the folder shows how far the run came (see ``history``
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -185,13 +183,7 @@ class Journal:
         os.write(self._lock, f"{os.getpid()}\n".encode())
 
     def _open(self, name: str, flags: int) -> int:
-        """Open a file of the folder, or create it. If the folder is somebody else's, it may be a link or a device."""
-        path = self.folder / name
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        return descriptor
+        return os.open(self.folder / name, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
@@ -212,17 +204,16 @@ def is_running(folder: Path) -> bool:
     It is False on a file system without locks.
     """
     try:
-        descriptor = open_regular(str(folder / LOCK_FILE), str(folder))
+        lock = open_regular(str(folder / LOCK_FILE), str(folder))
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
     return False
 
 

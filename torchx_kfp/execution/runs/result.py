@@ -237,12 +237,12 @@ class RunResult:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open the log of an attempt, ``<run>/<attempt>/log.txt``, without following links below the run's folder.
+    """Open the log of an attempt, ``<run>/<attempt>/log.txt``, if it is a file of the run's folder.
 
     Raises:
         OSError: it is missing, is not a regular file, or cannot be read.
     """
-    return open(open_regular(str(path), str(path.parent.parent)), "rb")
+    return open_regular(str(path), str(path.parent.parent))
 
 
 def last_lines(log_file: Path, count: int) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import tarfile
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.common.safe_files import remove_tree
 from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.contract.carried.workspace import members, unpack
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
@@ -207,7 +207,7 @@ def _get_code(run: str, folder: str | None, lookup: Lookup, *, only_lists: bool)
     finally:
         if not is_whole:  # half of the code would be taken for all of it
             for path in [folder] if is_new else [os.path.join(folder, name) for name in os.listdir(folder)]:
-                remove_tree(path)
+                shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
     print_text(folder)
 
 
