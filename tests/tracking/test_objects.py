@@ -59,7 +59,7 @@ def test_the_entries_of_many_runs_take_few_listings(s3_server: S3Server, s3_base
     for _ in recorder.store.each(lambda run: recorder.add(f"{run}/train/1", {"metadata": {"x": 1}}), runs):
         pass
     found = set[str]()
-    requests = s3_server.requests(lambda: found.update(recorder.records(runs, "tags", "metadata")))
+    requests = s3_server.requests(lambda: found.update(recorder.records(runs, "code", "metadata")))
     assert found == {f"{run}/train/1" for run in runs}
     assert len([request for request in requests if "list-type=2" in request]) == 1
 

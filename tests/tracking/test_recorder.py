@@ -64,28 +64,28 @@ def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> N
     recorder = Recorder(base, patience=SHORT_PATIENCE)
     recorder["one/train/1"] = {"x": 1}
     code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", changed=True)), Code("b" * 64))
-    recorder.add_start("one", code[:1], {"team": "a", "stage": "x"})
-    recorder.add_start("one", [Code("a" * 64), code[1]], {"team": None, "stage": "größe"})
-    recorder.add_start("two", [], {"team": "b"})
+    recorder.add_code("one", code[:1])
+    recorder.add_code("one", [Code("a" * 64), code[1]])
+    recorder.add_code("two", code[1:])
     recorder.add("one/train/1", {"metadata": {"x": 1}})
-    one = Record(code=code, tags={"stage": "größe"})
-    stage, two = Record(metadata={"x": 1}), Record(tags={"team": "b"})
+    one = Record(code=code)
+    stage, two = Record(metadata={"x": 1}), Record(code=code[1:])
     assert recorder.records() == {"one": one, "one/train/1": stage, "two": two}
     assert recorder.records(["one", "three"]) == {"one": one, "one/train/1": stage}
     assert recorder.records(["one/train/1"]) == {"one/train/1": stage}
-    assert recorder.records(["one"], "tags") == {"one": Record(tags={"stage": "größe"})}
+    assert recorder.records(["one"], "code") == {"one": Record(code=code)}
     assert recorder.records([f"run-{number}" for number in range(100)] + ["two"])["two"] == two
     assert (recorder.run_ids(), sorted(recorder.last_written())) == (["one/train/1"], ["one", "two"])
     assert caplog.text == ""
     # What cannot be understood is left out, and named once.
-    recorder.add("one", {"code": [{"size": 1}], "tags": {"lost": "x"}})
+    recorder.add("one", {"code": [{"size": 1}], "metadata": {"lost": "x"}})
     for _ in range(2):
         records = recorder.records(["one"])
         assert records == {"one": one, "one/train/1": stage}
         [problem] = records.problems
     assert isinstance(problem, CorruptResultError)
     assert caplog.messages == [f"Left out: {problem}"]
-    assert re.search(says("runs/one/", "code and tags", "Remove it"), str(problem))
+    assert re.search(says("runs/one/", "code and metadata", "Remove it"), str(problem))
 
 
 def test_files_of_others_among_the_entries_are_left_out(base: str) -> None:

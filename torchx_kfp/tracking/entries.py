@@ -67,12 +67,6 @@ def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str
     store.write(".".join([f"{RUNS}/{key_text(run_id)}/{name or new_entry_name()}", *fields]), content)
 
 
-def name_after(store: Store, run_id: str) -> str:
-    """Return a name that sorts after all entries about the run, even those of a machine whose clock is ahead."""
-    last = max((key.rpartition("/")[2] for key in list_entries(store, [run_id])), default="").partition("-")[0]
-    return new_entry_name(int(last) if last.isdecimal() else 0)
-
-
 def list_entries(store: Store, run_ids: Iterable[str] | None = None) -> list[str]:
     """Return the keys of the entries about these runs and the runs of their stages, or about all runs."""
     groups: dict[str, list[str]] = {}

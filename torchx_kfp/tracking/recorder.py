@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from torchx_kfp.common.text import counted, size_text
 from torchx_kfp.contract.carried.storage import FILES, PRIVATE, RUNS, fields_of
-from torchx_kfp.errors import ArgumentError, TrackerError
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.artifacts import Artifact, StoredFiles
 from torchx_kfp.tracking.curves import Curve
 from torchx_kfp.tracking.disk import DiskStore
-from torchx_kfp.tracking.entries import add_entry, list_entries, name_after, run_id_of
+from torchx_kfp.tracking.entries import add_entry, list_entries, run_id_of
 from torchx_kfp.tracking.lineage import read_parents
 from torchx_kfp.tracking.records import (
     FIELDS,
@@ -51,13 +50,11 @@ __all__ = [
     "describe_code",
     "is_replay",
     "pack_folders",
-    "parse_tags",
     "read_workspace",
 ]
 
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
-_TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 
 class Recorder(FsspecResultTracker):
@@ -74,18 +71,17 @@ class Recorder(FsspecResultTracker):
         """The directory of a local tracker base as an absolute path, and None for another store."""
         return self.store.folder if isinstance(self.store, DiskStore) else None
 
-    def add(self, run_id: str, fields: Mapping[str, object], *, last: bool = False) -> None:
+    def add(self, run_id: str, fields: Mapping[str, object]) -> None:
         """Record something about a run, or a whole pipeline run; ``records.Record`` has the fields.
 
         Args:
             run_id: the run.
             fields: values that JSON can represent.
-            last: whether it takes the place of what is there, even if that is from a machine whose clock is ahead.
 
         Raises:
             TrackerError: the store cannot be written.
         """
-        add_entry(self.store, run_id, fields, name_after(self.store, run_id) if last else "")
+        add_entry(self.store, run_id, fields)
 
     def records(self, run_ids: Iterable[str] | None = None, *fields: str) -> Records:
         """Return the records of runs and of those of their stages, by default of all runs: see ``records``.
@@ -100,10 +96,9 @@ class Recorder(FsspecResultTracker):
         """Return the record of one run."""
         return read_record(self.store, run_id, *fields)
 
-    def add_start(self, run: str, code: Sequence[Code], tags: Mapping[str, str | None]) -> None:
-        """Record the code that travelled with a pipeline run and its tags."""
-        fields = {"code": [asdict(each) for each in code], "tags": dict(tags)}
-        self.add(run, {name: value for name, value in fields.items() if value})
+    def add_code(self, run: str, code: Sequence[Code]) -> None:
+        """Record the code that travelled with a pipeline run."""
+        self.add(run, {"code": [asdict(each) for each in code]})
 
     def parents(self, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
         """Return the run ids that stages were given, by their own run ids and the aliases: see ``read_parents``."""
@@ -169,25 +164,6 @@ def describe_code(code: Code) -> str:
         branch, changed = f" on {git.branch}" if git.branch else "", ", changed" if git.changed else ""
         text += f", commit {git.commit[:7]}{branch}{changed}"
     return text
-
-
-def parse_tags(words: Iterable[str]) -> dict[str, str | None]:
-    """Read tags that are written as ``NAME=VALUE``; without a value, the tag is taken back.
-
-    Raises:
-        ArgumentError: a word has another form, or a name is given twice.
-    """
-    tags: dict[str, str | None] = {}
-    for word in words:
-        name, separator, value = word.partition("=")
-        if not separator or not _TAG.fullmatch(name):
-            raise ArgumentError(
-                f"The tag {word!r} is not NAME=VALUE with a name of ASCII letters, digits and '_', such as team=vision."
-            )
-        if name in tags:
-            raise ArgumentError(f"The tag {name!r} is given twice.")
-        tags[name] = value or None
-    return tags
 
 
 def is_run_id(text: str, run: str) -> bool:

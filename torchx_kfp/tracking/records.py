@@ -83,7 +83,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that a run has recorded besides results. The last three fields are those of a whole pipeline run.
+    """Everything that a run has recorded besides results. ``code`` is that of a whole pipeline run.
 
     Attributes:
         artifacts: its artifacts by name; of several with one name, the last one.
@@ -93,7 +93,6 @@ class Record:
         steps: the curves that it has logged; those of several processes with one name are joined.
         search: the search that it belongs to, as far as it had come then.
         code: what travelled with it.
-        tags: text by name; of several values with one name, the last one. Null takes a tag back.
     """
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
@@ -103,11 +102,10 @@ class Record:
     steps: History = field(default_factory=History)
     search: Search | None = None
     code: tuple[Code, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 #: The fields of whole pipeline runs, and all fields.
-OF_PIPELINE_RUNS = ("code", "tags")
+OF_PIPELINE_RUNS = ("code",)
 FIELDS = tuple(Record.__dataclass_fields__)
 
 
@@ -190,11 +188,6 @@ def _fold_code(old: tuple[Code, ...], new: Iterable[Mapping[str, Any]]) -> tuple
     return tuple(code.values())
 
 
-def _fold_tags(old: Mapping[str, str], new: Mapping[str, str | None]) -> dict[str, str]:
-    tags = {**old, **{str(name): None if value is None else str(value) for name, value in new.items()}}
-    return {name: value for name, value in tags.items() if value is not None}
-
-
 _Fold = Callable[[Any, Any], Any]
 #: How what an entry has in a field changes what is known from earlier ones; ``artifacts`` also needs the store.
 _FOLDS: Mapping[str, _Fold] = {
@@ -204,5 +197,4 @@ _FOLDS: Mapping[str, _Fold] = {
     "steps": join_curves,
     "search": lambda old, new: parse_search(new),
     "code": _fold_code,
-    "tags": _fold_tags,
 }

@@ -79,16 +79,12 @@ def is_key(text: str) -> bool:
     return _problem(text) is None
 
 
-def new_entry_name(after: int = 0) -> str:
-    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back.
-
-    Args:
-        after: a time in nanoseconds after which the name sorts, even if it is in the future.
-    """
+def new_entry_name() -> str:
+    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back."""
     global _last
     with _lock:
         _last = max(time.time_ns(), _last + 1)
-        return f"{max(_last, after + 1):019}-{os.urandom(4).hex()}"
+        return f"{_last:019}-{os.urandom(4).hex()}"
 
 
 def run_id_parts(key: str) -> tuple[str, str, str] | None:

@@ -26,7 +26,7 @@ TRAINS = ["train[0]", "train[1]", "choose"]
 
 @pytest.fixture
 def runs(call: Call, project: Path) -> list[str]:
-    """Two runs here with results, the newer one failed and with a tag, and one that has only records."""
+    """Two runs here with results, the newer one failed, and one that has only records."""
     names = ["digits-20260101-120000-00000a", "digits-20260102-120000-00000b"]
     for number, name in enumerate(names):
         play(
@@ -39,7 +39,6 @@ def runs(call: Call, project: Path) -> list[str]:
         )
         tracked(project / "results", f"{name}/train/train-0_1").put(loss=1 / (number + 1))
     tracked(project / "results", "other/fit/fit_1").put(f1=0.5)
-    assert call("tag", names[1], "team=vision").returncode == 0
     return names
 
 
@@ -53,18 +52,16 @@ def listed(page: Served, **query: str | list[str]) -> list[str]:
     return [row["run"] for row in page.get(**query).rows]
 
 
-def test_runs_are_listed_with_tags_and_results(page: Served, runs: list[str]) -> None:
+def test_runs_are_listed_with_results(page: Served, runs: list[str]) -> None:
     only_records, newer, older = page.get().rows
     assert only_records == dict.fromkeys(newer, "") | {
         "run": "other",
         "started": only_records["started"],
         "fitf1": "0.5",
     }
-    assert (newer["run"], newer["state"], newer["tags"], newer["done"]) == (
-        runs[1], "✗failed", "team=vision", "2, 1 failed",
-    )  # fmt: skip
+    assert (newer["run"], newer["state"], newer["done"]) == (runs[1], "✗failed", "2, 1 failed")
     assert (newer["trainloss"], older["trainloss"]) == ("0.5 ... 1.0 (2)", "1.0 ... 2.0 (2)")
-    assert (older["state"], older["tags"], older["choosebest"]) == ("✓succeeded", "", "'x y'")
+    assert (older["state"], older["choosebest"]) == ("✓succeeded", "'x y'")
     assert older["took"].endswith("s")
 
 
@@ -74,7 +71,6 @@ def test_the_list_is_filtered_and_sorted(page: Served, runs: list[str]) -> None:
     assert listed(page, state="failed") == [newer]
     assert listed(page, where="loss < 1") == [newer]
     assert listed(page, where=["train/loss < 1", "state == succeeded"]) == []
-    assert listed(page, where="tag.team == vision") == [newer]
     assert listed(page, where='best == "x y"', sort="train/loss") == [newer, older]
     assert listed(page, where="loss > 0", sort="-loss") == [older, newer]
     assert listed(page, sort="run") == [older, newer, "other"]
@@ -105,10 +101,9 @@ def test_chosen_runs_are_compared_as_the_command_does(page: Served, runs: list[s
     found = page.get("compare", run=keys).rows
     assert [(row["stage"], row["name"], row[runs[1]], row[runs[0]], row["difference"]) for row in found] == [
         ("", "seed (parameter)", "1", "1", "0"),
-        ("", "team (tag)", "vision", "", ""),
         ("train", "loss", "0.5", "1.0", "+0.5"),
     ]
-    assert [row["name"] for row in page.get("compare", run=keys, changed="1").rows] == ["team (tag)", "loss"]
+    assert [row["name"] for row in page.get("compare", run=keys, changed="1").rows] == ["loss"]
     command = call("compare", "--tracker-base", "results", *reversed(runs)).stdout.splitlines()[2:]
     assert [line.split() for line in command] == [" ".join(row.values()).split() for row in found]
     assert page.get("compare", run=keys[:1] * 2).notices == ["Choose 2 to 20 runs to compare."]

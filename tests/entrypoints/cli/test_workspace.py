@@ -233,12 +233,11 @@ def test_a_component_has_its_own_workspace(project: Path, call: Call) -> None:
     ("words", "facts"),
     [
         (["pipe.py:one", "--workspace", "code", "--dry-run", "--tracker-base", "base", "-p", "wrong=x"], ["'wrong'"]),
-        (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--tag", "team"], ["'team'", "NAME=VALUE"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "--mount", "/tmp"], ["--docker"]),
         (["pipe.py:one", "--workspace", "code", "--tracker-base", "base", "-qv"], ["--quiet", "--verbose"]),
         (["pipe.py:one", "-p", "workspace=code", "--tracker-base", "base"], ["'code' is a folder", "--workspace code"]),
     ],
-    ids=["dry-run", "tag", "mount", "view", "parameter"],
+    ids=["dry-run", "mount", "view", "parameter"],
 )
 def test_a_run_that_is_refused_stores_no_code(project: Path, call: Call, words: list[str], facts: list[str]) -> None:
     done = call("run", *words)

@@ -56,7 +56,7 @@ def test_the_attempt_of_a_pod_is_found(tmp_path: Path) -> None:
     (tmp_path / f"{KEY}_99999999").unlink()
     assert reader.read(str(tmp_path), [KEY]) == {KEY: (f"{KEY}_0b5a1f3c_2", {"attempt": 1})}
     # An attempt that has recorded no results hides those before it.
-    Recorder(str(tmp_path), patience=SHORT_PATIENCE).add(f"{KEY}_0b5a1f3c_3", {"tags": {"a": "b"}})
+    Recorder(str(tmp_path), patience=SHORT_PATIENCE).add(f"{KEY}_0b5a1f3c_3", {"metadata": {"a": "b"}})
     assert reader.read(str(tmp_path), [KEY]) == {KEY: (f"{KEY}_0b5a1f3c_3", {})}
 
 

@@ -49,7 +49,6 @@ _SECTIONS = {
         "get": "Copy an artifact, or the code, of a run.",
         "report": "Write a run as an HTML page.",
         "ui": "Show runs in a browser, and compare them.",
-        "tag": "Give a run tags.",
     },
     "Set up": {
         "dev-host": "Try submit without a cluster: a KFP host on this machine.",
@@ -72,6 +71,7 @@ _FORMER = {
     "describe": "torchx-kfp show RUN",
     "log": "torchx-kfp logs RUN",
     "stop": "torchx-kfp cancel RUN",
+    "tag": "--name of torchx-kfp run and submit",
     "gc": "rm -r, or a lifecycle rule of the bucket (docs/guides/storage.md#remove-old-runs)",
 }
 #: The variable by which a shell asks for completions.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from torchx_kfp.common.text import UUID, listed, most_similar, printable
+from torchx_kfp.common.text import listed, most_similar, printable
 from torchx_kfp.contract.protocol import Execution, superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
@@ -202,17 +202,6 @@ class Recorded:
                 "part of it."
             )
         return names[0], part
-
-    def pipeline_run(self) -> str:
-        """Return the id of the pipeline run. The whole id on KFP may have recorded nothing yet.
-
-        Raises:
-            UnknownRunError: no run matches, or several do.
-        """
-        word = pipeline_run(self.word)
-        if self.run is not None or UUID.fullmatch(word):
-            return word
-        return Recorded(self.recorder, word).choose(self.recorder.last_written()).name
 
     def nothing_recorded(self, name: str) -> str:
         """Return the sentence that the run, or the part with this run id, has recorded nothing, and why."""

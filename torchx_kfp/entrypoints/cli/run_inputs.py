@@ -1,8 +1,8 @@
-"""The options of what a run starts with: arguments, tracker base, code and tags."""
+"""The options of what a run starts with: arguments, tracker base and code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from torchx_kfp.entrypoints.cli.flags import Decorator, Target, gathered, parame
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import parse_arguments
-from torchx_kfp.tracking.recorder import parse_tags
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
@@ -30,7 +29,6 @@ class RunInputs:
     tracker_base: str | None
     workspace: str | None
     dry_run: bool
-    tag_words: tuple[str, ...] = ()
 
     def prepare(
         self,
@@ -66,7 +64,7 @@ class RunInputs:
         arguments = self._read_arguments(pipeline, usual, examples)
         if isinstance(base := arguments.get(TRACKER_BASE), str):
             arguments[TRACKER_BASE] = absolute(base)
-        return prepare(pipeline, arguments, workspace=self.workspace, tags=_read_tags(self.tag_words), **place)
+        return prepare(pipeline, arguments, workspace=self.workspace, **place)
 
     def _read_arguments(
         self, pipeline: Pipeline, usual: Callable[[Pipeline], str | None], examples: str
@@ -96,20 +94,6 @@ class RunInputs:
         return arguments if base is None else {**arguments, TRACKER_BASE: base}
 
 
-def _read_tags(words: Iterable[str]) -> dict[str, str]:
-    """Return the tags in words ``NAME=VALUE``.
-
-    Raises:
-        ArgumentError: a word has another form, or has no value.
-    """
-    tags: dict[str, str] = {}
-    for name, value in parse_tags(words).items():
-        if value is None:
-            raise ArgumentError(f"The tag {name!r} has no value. Write {name}=VALUE.")
-        tags[name] = value
-    return tags
-
-
 def input_options(base: str) -> Decorator:
     """Add the options of ``RunInputs``, which the command takes as the argument ``inputs``.
 
@@ -133,13 +117,6 @@ def input_options(base: str) -> Decorator:
             "--dry-run",
             is_flag=True,
             help="Show what would be sent (--workspace), and start nothing.",
-        ),
-        click.option(
-            "--tag",
-            "tag_words",
-            metavar="NAME=VALUE",
-            multiple=True,
-            help="A tag of the run, kept with its records under the tracker base. May be given several times.",
         ),
     ]
     return gathered("inputs", RunInputs, *options)

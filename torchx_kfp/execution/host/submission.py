@@ -37,7 +37,6 @@ def submit(
     arguments: Mapping[str, Any] | None = None,
     *,
     workspace: str | os.PathLike[str] | None = None,
-    tags: Mapping[str, str] | None = None,
     name: str = "",
     experiment: str = "",
     service_account: str = "",
@@ -52,7 +51,6 @@ def submit(
         arguments: values of the pipeline's parameters.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
             ``workspace`` gets its URL.
-        tags: text by name, kept with the run's records under the tracker base.
         name: the run's name in KFP's UI; by default, that of the pipeline with the date.
         experiment: the name of its experiment, which is created if it does not exist.
         service_account: the Kubernetes service account of the stages.
@@ -73,7 +71,7 @@ def submit(
     """
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     host = _host(host)
-    prepared = _prepare(pipeline, arguments, workspace=workspace, tags=tags)
+    prepared = _prepare(pipeline, arguments, workspace=workspace)
     return start_run(host, prepared, submission, warn=_warn)
 
 
@@ -98,7 +96,7 @@ def start_run(
         prepared: the run.
         submission: its other options.
         say: gets sentences about code that is stored.
-        warn: gets a sentence if the run's code or tags cannot be recorded.
+        warn: gets a sentence if the run's code cannot be recorded.
 
     Raises:
         TrackerError: the code cannot be stored.

@@ -51,7 +51,6 @@ def run(
     *,
     tracker_base: str | os.PathLike[str] | None = None,
     workspace: str | os.PathLike[str] | None = None,
-    tags: Mapping[str, str] | None = None,
     name: str = "",
     output_dir: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
@@ -72,7 +71,6 @@ def run(
         tracker_base: where stages record results: the value of the parameter ``tracker_base``.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
             ``workspace`` gets its URL.
-        tags: text by name, kept with the run's records under the tracker base.
         name: the beginning of the run's id, by which it is found again. Default: the pipeline's name.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
         watch: gets the events of the run. Default: a table in a notebook, elsewhere ``Lines()``, which writes to
@@ -114,7 +112,6 @@ def run(
         loaded,
         arguments,
         workspace=workspace,
-        tags=tags,
         directory=os.fspath(options.get("directory") or os.curdir),
         without=[os.fspath(output_dir)],
     )

@@ -181,7 +181,7 @@ class Tracked:
 
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    #: The record of the run as a whole: its code and tags.
+    #: The record of the run as a whole: its code.
     whole: Record = field(default_factory=Record)
 
     def record(self, stage: StageState) -> Record:

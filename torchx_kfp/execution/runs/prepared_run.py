@@ -1,7 +1,7 @@
 """Prepare a run, here or on a host: check its arguments, and pack its code.
 
-The code is that of the pipeline's parameter ``workspace``, and of AppDefs with a workspace. Which code a run had, and
-its tags, are recorded under its tracker base.
+The code is that of the pipeline's parameter ``workspace``, and of AppDefs with a workspace. Which code a run had is
+recorded under its tracker base.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from torchx_kfp.tracking.recorder import (
     Recorder,
     absolute_base,
     pack_folders,
-    parse_tags,
 )
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is ready: ``upload`` stores its code before it starts, and ``record`` its tags and code afterwards.
+    """A run that is ready: ``upload`` stores its code before it starts, and ``record`` its code afterwards.
 
     Attributes:
         pipeline: the pipeline; it names the code.
@@ -45,7 +44,6 @@ class PreparedRun:
         values: the values of all parameters.
         bases: the tracker bases that are known.
         workspaces: the archives of the code, by the folders in them.
-        tags: text by name.
     """
 
     pipeline: Pipeline
@@ -53,7 +51,6 @@ class PreparedRun:
     values: Mapping[str, Any]
     bases: Collection[str] = ()
     workspaces: Mapping[str, PackedWorkspace] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
 
     def upload(self, say: Callable[[str], object] | None = None) -> None:
         """Store the archives that are not there yet, and say so. Raises TrackerError if they cannot be stored."""
@@ -63,7 +60,7 @@ class PreparedRun:
                 say(f"Workspace {folders}: {counted(len(packed.entries), 'file')}, {size_text(packed.size)}, {what}.")
 
     def record(self, run: str, warn: Callable[[str], object]) -> None:
-        """Record under the tracker base which code and tags a run has that has just started.
+        """Record under the tracker base which code a run has that has just started.
 
         Its code are the workspaces that it names.
 
@@ -77,16 +74,15 @@ class PreparedRun:
         code = [known.get(digest) or Code(digest) for digest in named]
         base = self.values.get(TRACKER_BASE_PARAMETER)
         base = next((workspace.store.base for workspace in self.workspaces.values()), base)
-        if not (code or self.tags) or not base or not isinstance(base, str):
+        if not code or not base or not isinstance(base, str):
             return
         try:
             recorder = Recorder(base, patience=SHORT_PATIENCE)
             # A folder that only pods have is not made here.
             if recorder.folder is None or os.path.isdir(recorder.folder):
-                recorder.add_start(run, code, self.tags)
+                recorder.add_code(run, code)
         except TorchxKfpError as error:
-            lost = f"The code of the run {run} is not recorded"
-            warn(f"{lost if code else f'The tags of the run {run} are not recorded'}: {error}")
+            warn(f"The code of the run {run} is not recorded: {error}")
 
 
 def prepare(
@@ -94,7 +90,6 @@ def prepare(
     arguments: Mapping[str, Any],
     *,
     workspace: str | os.PathLike[str] | None = None,
-    tags: Mapping[str, str] | None = None,
     directory: str | None = None,
     without: Iterable[str] = (),
 ) -> PreparedRun:
@@ -104,14 +99,13 @@ def prepare(
         pipeline: the pipeline.
         arguments: the arguments, without defaults.
         workspace: the folder for the pipeline's parameter ``workspace``, if any.
-        tags: text by name.
         directory: the directory in which stages of a run on this machine start; None for a run on a host. A folder as
             tracker base must then exist: pods have mounted it.
         without: folders that do not travel, in which runs write. The tracker base never does.
 
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the pipeline does not take a workspace, is given two,
-            has no tracker base for it or for tags, or is a compiled file that names folders.
+            has no tracker base for it, or is a compiled file that names folders.
         WorkspaceError: a folder cannot travel; the message says why.
         TrackerBaseError: the tracker base cannot be used.
     """
@@ -122,7 +116,6 @@ def prepare(
         arguments = {**arguments, WORKSPACE_PARAMETER: ""}  # until it is packed
     with reading(f"The pipeline {pipeline.name!r}"):
         values = complete_arguments(pipeline, arguments)
-        _verify_tags(tags or {}, values)
         bases = list(known_bases(known_stages(pipeline, values)))
         pipeline, workspaces = _pack(pipeline, [values.get(TRACKER_BASE_PARAMETER), *bases], folder, directory, without)
         if folder is not None:
@@ -130,11 +123,11 @@ def prepare(
             arguments, values = {**arguments, **url}, {**values, **url}
         pipeline = name_code(pipeline, values, None if folder is None else workspaces[folder].archive)
         base = values.get(TRACKER_BASE_PARAMETER)
-        needs_base = workspaces or values.get(WORKSPACE_PARAMETER) or tags
+        needs_base = workspaces or values.get(WORKSPACE_PARAMETER)
         if directory is not None and needs_base and isinstance(base, str) and base:
-            # A stage starts in its workspace, and tags are recorded here: a relative tracker base would be elsewhere.
+            # A stage starts in its workspace: a relative tracker base would be elsewhere.
             values[TRACKER_BASE_PARAMETER] = absolute_base(base, directory)
-    return PreparedRun(pipeline, arguments, values, bases, workspaces, tags or {})
+    return PreparedRun(pipeline, arguments, values, bases, workspaces)
 
 
 def _verify_types(arguments: Any, workspace: Any) -> None:
@@ -197,14 +190,4 @@ def _check_parameter(pipeline: Pipeline, arguments: Mapping[str, Any], folder: s
     if given := arguments.get(WORKSPACE_PARAMETER):
         raise ArgumentError(
             f"The workspace is given twice: the folder {folder!r}, and the argument {WORKSPACE_PARAMETER}={given!r}."
-        )
-
-
-def _verify_tags(tags: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Raise ArgumentError if a run with these values has no place for tags, or a name cannot be that of a tag."""
-    parse_tags(f"{name}={value}" for name, value in tags.items())
-    if tags and not values.get(TRACKER_BASE_PARAMETER):
-        raise ArgumentError(
-            f"Tags ({', '.join(tags)}) are kept under the tracker base, and this run has none: give "
-            f"{TRACKER_BASE_PARAMETER} (on the command line, --tracker-base)."
         )

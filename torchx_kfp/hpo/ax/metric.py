@@ -85,7 +85,7 @@ def _run_ids(recorder: Recorder, handle: str) -> list[str]:
     scheduler, session, app = specs.parse_app_handle(handle)
     if scheduler == "kfp":
         written = recorder.written(app)
-        stages = written.keys() - {app}  # which may have recorded its code or tags
+        stages = written.keys() - {app}  # which may have recorded its code
         return sorted(stages, key=lambda run_id: (written[run_id], run_id), reverse=True)
     # kubernetes: <namespace>:<app>, aws_batch: <queue>:<app>, gcp_batch: <project>:<location>:<app>
     name = app.rpartition(":")[2]

@@ -31,7 +31,7 @@ from torchx_kfp.errors import TrackerError, WorkspaceError
 from torchx_kfp.tracking.recorder import Search, read_workspace
 
 #: The kinds of facts, in the order of their rows; those of a metric of steps follow one another.
-_KINDS = {"parameter": 0, "tag": 1, "search": 2, "result": 3, "last": 4, "min": 4, "max": 4, "metadata": 5, "cached": 6}
+_KINDS = {"parameter": 0, "search": 1, "result": 2, "last": 3, "min": 3, "max": 3, "metadata": 4, "cached": 5}
 #: What is known of a run: the stage, the kind, the name, and the value.
 _Fact = tuple[str, str, str, Any]
 #: How many differing files a sentence names.
@@ -45,7 +45,7 @@ _NAMED = 5
 @csv_option
 @finds_runs(recorded=True)
 def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv: bool, lookup: Lookup) -> None:
-    """Compare runs: their parameters, tags, results, metrics logged by step, and metadata.
+    """Compare runs: their parameters, results, metrics logged by step, and metadata.
 
     Parameters are compared if the runs themselves are found, and not only their records. Cached stages count with the
     results that they took from the cache.
@@ -164,8 +164,6 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
         # The files of code are compared, not where they are.
         if name != TRACKER_BASE and not (isinstance(value, str) and workspace_digest(value)):
             yield "", "parameter", name, value
-    for name, value in recorder.record(chosen.name.partition("/")[0], "tags").tags.items():
-        yield "", "tag", name, value
     results, records = recorder.get_many(keys), recorder.records(keys, "metadata", "steps", "search")
     yield from _searches({key: records[key].search for key in keys})
     for key in keys:

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 #: A run id, its parts, which are None for another key, and its results: what ``--json`` prints.
 Row = dict[str, Any]
-#: The parts of a run id, and what precedes the names of tags.
+#: The parts of a run id.
 _OWN = ("run", "stage", "execution")
-_TAG = "tag."
 
 
 @click.command("results")
@@ -87,9 +86,9 @@ def results_command(
         --where 'accuracy > 0.9' --sort -accuracy
 
     COMPARISON is NAME OPERATOR VALUE: 'loss < 0.1', 'model == resnet'. NAME is a result, or run, stage, execution or
-    run_id, or a tag: 'tag.team == vision'. The operators are == and !=, and for numbers < <= >= >. A run that lacks
-    NAME does not match; for other conditions, use --json, or to_frame() of a tracker. The run and the tags of
-    cached stages are those of RUN, or else those of the run that recorded them.
+    run_id. The operators are == and !=, and for numbers < <= >= >. A run that lacks
+    NAME does not match; for other conditions, use --json, or to_frame() of a tracker. The run of
+    cached stages is RUN, or else the run that recorded them.
 
     JSON is a list of runs of stages: run_id, its parts run, stage and execution, and results. CSV has these columns,
     with one for each result.
@@ -104,13 +103,13 @@ def results_command(
             raise click.UsageError("Give a RUN, such as latest, or --tracker-base for all runs there.")
         recorder = open_recorder(base)
         chosen = _all(recorder)
-        if any(name == "run" or name.startswith(_TAG) for name, _, _ in comparisons):
+        if any(name == "run" for name, _, _ in comparisons):
             print_message("Without RUN, cached stages count for the run that recorded them.")
         if not (as_json or as_csv or stages or sorts or comparisons):
             _list_runs(chosen.keys)
             return
     named = located.stages if located else {}
-    rows = _select(_read(recorder, chosen, stages), comparisons, sorts, recorder, chosen)
+    rows = _select(_read(recorder, chosen, stages), comparisons, sorts, chosen)
     if located is not None and not chosen.keys:
         print_message(located.nothing_recorded(chosen.name))
     elif not rows:
@@ -178,18 +177,13 @@ def _names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row["results"]))
 
 
-def _select(
-    rows: Sequence[Row], where: Sequence[Comparison], sorts: Sequence[str], recorder: Recorder, chosen: Chosen
-) -> list[Row]:
-    """Return the rows for which all comparisons hold, in order: by the parts of run ids, results, and tags."""
+def _select(rows: Sequence[Row], where: Sequence[Comparison], sorts: Sequence[str], chosen: Chosen) -> list[Row]:
+    """Return the rows for which all comparisons hold, in order: by the parts of run ids, and results."""
     runs = [chosen.run_of(row["run_id"]) for row in rows]
-    has_tags = any(name.startswith(_TAG) for name, _, _ in where)
-    tags = {run: record.tags for run, record in recorder.records(runs, "tags").items()} if has_tags else {}
     values = {}
     for row, run in zip(rows, runs, strict=True):
         own = {name: run if name == "run" else row[name] for name in ("run_id", *_OWN) if row[name]}
-        its = {f"{_TAG}{name}": tag for name, tag in tags.get(run, {}).items()}
-        values[row["run_id"]] = {name: [value] for name, value in {**its, **own, **row["results"]}.items()}
+        values[row["run_id"]] = {name: [value] for name, value in {**own, **row["results"]}.items()}
     found = {row["run_id"]: row for row in rows}
     return [found[key] for key in select(values, where, sorts, ("run_id", *_OWN))]
 

@@ -43,10 +43,10 @@ from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 @json_option
 @finds_runs(recorded=True)
 def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None:
-    """Show RUN: its state, parameters, tags and code, and its stages.
+    """Show RUN: its state, parameters and code, and its stages.
 
     Of a stage, all records are shown: results, metrics, metadata, artifacts, the runs that it reads, its start, and the
-    code and tags of its pipeline run. A cached stage is shown with the records that it took from the cache, and a stage
+    code of its pipeline run. A cached stage is shown with the records that it took from the cache, and a stage
     of a search with the search at that time.
 
     \b
@@ -98,7 +98,6 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
         "artifacts": {name: _artifact_as_json(it) for name, it in record.artifacts.items()},
         "sources": [vars(source) for source in record.sources],
         "code": [asdict(code) for code in whole.code],
-        "tags": whole.tags,
         "started": vars(record.started) if record.started else None,
     }
     if as_json:
@@ -137,7 +136,6 @@ def _print_table(
             ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
             for it in found["sources"]
         ),
-        *(("tag", name, value) for name, value in found["tags"].items()),
         *(("code", "workspace", describe_code(code)) for code in codes),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
@@ -169,7 +167,7 @@ def _search(search: Search) -> Iterator[tuple[str, str]]:
 
 
 def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
-    """Print a run's state, parameters, tags and code, and the table of its stages."""
+    """Print a run's state, parameters and code, and the table of its stages."""
     from torchx_kfp.entrypoints.cli.display.summary import print_stages
 
     base, recorded = _recorded(record, lookup)
@@ -189,7 +187,7 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
             }
             for stage in result.stages
         ]
-        own = {"tracker_base": base or None, "arguments": record.arguments, "tags": recorded.tags}
+        own = {"tracker_base": base or None, "arguments": record.arguments}
         print_json({**run_as_json(record), **own, "code": [asdict(it) for it in recorded.code], "stages": stages})
         return
     facts = {
@@ -208,7 +206,6 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
     whole = [
         *(("run", name, value) for name, value in facts.items() if value),
         *(("parameter", name, show_value(value)) for name, value in record.arguments.items() if name not in said),
-        *(("tag", name, value) for name, value in recorded.tags.items()),
         *(("code", "workspace", describe_code(code)) for code in recorded.code),
     ]
     print_facts(whole, above=f"Run {record.run_id}")

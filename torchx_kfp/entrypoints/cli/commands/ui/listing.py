@@ -43,24 +43,22 @@ class ListedRun:
     Attributes:
         row: what ``torchx-kfp runs --json`` prints of it.
         results: its results.
-        tags: its tags.
         find: finds the run itself, with the arguments of ``Lookup.on_host``; None if only its records are known.
     """
 
     row: Mapping[str, Any]
     results: Results = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
     find: Callable[..., RunSource] | None = None
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Any]]:
-        """The values that a condition or an order may name: ``state``, ``tag.team``, ``loss``, ``train/loss``."""
+        """The values that a condition or an order may name: ``state``, ``loss``, ``train/loss``."""
         found: dict[str, list[Any]] = {}
         for (stage, name), values in self.results.items():
             found.setdefault(name, []).extend(values)
             found.setdefault(f"{stage}/{name}", []).extend(values)
         own = {name: [value] for name, value in self.row.items() if isinstance(value, str | int | float)}
-        return {**found, **{f"tag.{name}": [value] for name, value in self.tags.items()}, **own}
+        return {**found, **own}
 
     def is_called(self, name: str) -> bool:
         """Tell whether a text is part of the run's id, name or pipeline."""
@@ -101,7 +99,7 @@ class Runs:
                 found = [*self._readable(self._on_host()), *self._readable(self._here())]
                 for at, run in enumerate(found):
                     of = recorded.pop(run.row["run"], ListedRun({}))
-                    found[at] = replace(run, results=run.results or of.results, tags=of.tags)
+                    found[at] = replace(run, results=run.results or of.results)
                 found = sorted([*found, *recorded.values()], key=lambda run: run.row["started"] or 0.0, reverse=True)
                 # Run ids and folders may have any characters.
                 names = [f"{run.row.get('folder')}\0{run.row['run']}".encode("utf-8", "surrogatepass") for run in found]
@@ -134,12 +132,11 @@ class Runs:
         keys: dict[str, list[str]] = {}
         for key in sorted(written.keys() - left_out):
             keys.setdefault(pipeline_run(key), []).append(key)
-        results, records = self._results(recorder, written), recorder.records(keys, "tags")
-        self._problems += (f"Left out: {error}" for error in records.problems)
+        results = self._results(recorder, written)
         for run, its in keys.items():
             row = {**UNKNOWN, "run": run, "started": min(written[key] for key in its)}
             found = _by_stage((parts(key).get("stage", ""), results[key]) for key in its if key in results)
-            yield ListedRun(row, found, records[run].tags)
+            yield ListedRun(row, found)
 
     def _results(self, recorder: Recorder, written: Mapping[str, float]) -> Mapping[str, Mapping[str, Any]]:
         """Return all results by key; those that were written long ago are read once."""
