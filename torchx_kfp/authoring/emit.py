@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import docstring_parser
-from kfp import compiler, dsl, kubernetes
+import kfp
+from kfp import compiler, components, dsl, kubernetes
 from kfp.dsl import container_component_class, structures
 from kfp.dsl.types import type_utils
 
@@ -64,6 +67,43 @@ def component_yaml(component: StageComponent) -> str:
         path = Path(folder, "component.yaml")
         compiler.Compiler().compile(component, str(path))
         return path.read_text(encoding="utf-8")
+
+
+def uri_component(artifact_class: type[dsl.Artifact], metadata: Mapping[str, Any]) -> Any:
+    """Return a nested pipeline whose parameter is the URI of its artifact.
+
+    On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. The pipeline is
+    text, because KFP does not allow defining one while another is being defined.
+    """
+    kind = {"schemaTitle": artifact_class.schema_title, "schemaVersion": artifact_class.schema_version}
+    uri = {"parameters": {"uri": {"parameterType": "STRING"}}}
+    importer = {"artifactUri": {"runtimeParameter": "uri"}, "typeSchema": kind, "metadata": dict(metadata)}
+    task = {
+        "taskInfo": {"name": "importer"},
+        "componentRef": {"name": "comp-importer"},
+        "cachingOptions": {"enableCache": True},
+        "inputs": {"parameters": {"uri": {"componentInputParameter": "uri"}}},
+    }
+    selected = {"artifactSelectors": [{"outputArtifactKey": "artifact", "producerSubtask": "importer"}]}
+    spec = {
+        "pipelineInfo": {"name": "artifact-from-uri"},
+        "schemaVersion": "2.1.0",
+        "sdkVersion": f"kfp-{kfp.__version__}",
+        "components": {
+            "comp-importer": {
+                "executorLabel": "exec-importer",
+                "inputDefinitions": uri,
+                "outputDefinitions": {"artifacts": {"artifact": {"artifactType": kind}}},
+            }
+        },
+        "deploymentSpec": {"executors": {"exec-importer": {"importer": importer}}},
+        "root": {
+            "dag": {"tasks": {"importer": task}, "outputs": {"artifacts": {"Output": selected}}},
+            "inputDefinitions": uri,
+            "outputDefinitions": {"artifacts": {"Output": {"artifactType": kind}}},
+        },
+    }
+    return components.load_component_from_text(json.dumps(spec))
 
 
 def _component_spec(plan: StagePlan, name: str) -> Any:

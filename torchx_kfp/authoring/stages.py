@@ -359,20 +359,7 @@ def artifact_from_uri(
         )
     given = first.argument if isinstance(first, Reference) else first
 
-    # On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. So it is put into a
-    # nested pipeline, whose parameter can be either.
-    def body(uri: str) -> Any:
-        return dsl.importer(artifact_uri=uri, artifact_class=artifact_class, metadata=dict(metadata or {})).output
-
-    body.__doc__ = "An artifact by its URI"
-    body.__annotations__ = {"uri": str, "return": artifact_class}
-    # KFP does not allow defining a pipeline while another one is being defined.
-    around, pipeline_context.Pipeline._default_pipeline = pipeline_context.Pipeline._default_pipeline, None
-    try:
-        component = dsl.pipeline(name="artifact-from-uri")(body)
-    finally:
-        pipeline_context.Pipeline._default_pipeline = around
-    return component(uri=given).output
+    return emit.uri_component(artifact_class, metadata or {})(uri=given).output
 
 
 def _check_in_pipeline(function: str, otherwise: str) -> None:
