@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torchx import specs
@@ -17,7 +18,14 @@ _ABOUT = {
 }
 
 
-def single_stage_pipeline(app: specs.AppDef, *, tracked: bool, has_workspace: bool = False, **options: Any) -> Any:
+def single_stage_pipeline(
+    app: specs.AppDef,
+    *,
+    tracked: bool,
+    has_workspace: bool = False,
+    annotations: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
     """Return a pipeline function whose one stage runs the app, and is named like it.
 
     Args:
@@ -25,12 +33,13 @@ def single_stage_pipeline(app: specs.AppDef, *, tracked: bool, has_workspace: bo
         tracked: whether the pipeline has the parameter ``tracker_base``.
         has_workspace: whether it has the parameter ``workspace``, which replaces workspaces of the app's roles, as
             TorchX's ``--workspace`` does.
+        annotations: annotations of the stage's pod.
         options: of ``task_from_app``; those that need a tracker base are only allowed for a tracked stage.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
     """
-    from kfp import dsl
+    from kfp import dsl, kubernetes
 
     from torchx_kfp.authoring.naming import component_name
     from torchx_kfp.authoring.stages import task_from_app
@@ -44,7 +53,9 @@ def single_stage_pipeline(app: specs.AppDef, *, tracked: bool, has_workspace: bo
     names = [name for name, is_wanted in wanted.items() if is_wanted]
 
     def one_stage(*channels: Any) -> None:
-        task_from_app(app, **dict(zip(names, channels, strict=True)), **options)
+        task = task_from_app(app, **dict(zip(names, channels, strict=True)), **options)
+        for name, text in (annotations or {}).items():
+            kubernetes.add_pod_annotation(task, name, text)
 
     one_stage.__doc__ = f"Run {app.name}.\n\nArgs:\n" + "".join(f"    {name}: {_ABOUT[name]}\n" for name in names)
     # KFP reads the parameters from the signature, and their descriptions from the docstring.

@@ -17,8 +17,8 @@ from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: The label with the role's name that TorchX's schedulers set.
-_ROLE_NAME = "torchx.pytorch.org/role-name"
+#: The annotation of an app's pod with the name of its role, as the labels of TorchX's schedulers have it.
+ROLE_NAME = "torchx.pytorch.org/role-name"
 #: Stands between the name of a replica and its line in the log of a distributed stage.
 _SEPARATOR = " | "
 #: The states of TorchX, which has the same ones for apps and replicas.
@@ -67,8 +67,8 @@ def roles_of(record: RunRecord) -> dict[str, StageRoles]:
         if several := stage.facts.replica_roles:
             roles[name] = StageRoles({role.name: role.most for role in several}, is_distributed=True)
         else:
-            labels = (stage.component.platform.get("podMetadata") or {}).get("labels") or {}
-            roles[name] = StageRoles({str(labels.get(_ROLE_NAME) or name): 1})
+            annotations = (stage.component.platform.get("podMetadata") or {}).get("annotations") or {}
+            roles[name] = StageRoles({str(annotations.get(ROLE_NAME) or name): 1})
     return roles
 
 

@@ -16,8 +16,9 @@ from torchx import specs
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.contract import protocol
+from torchx_kfp.entrypoints.scheduler.app_run import ROLE_NAME
 from torchx_kfp.entrypoints.scheduler.runopts import Options
-from torchx_kfp.errors import AppDefError, ReadsError
+from torchx_kfp.errors import AppDefError
 from torchx_kfp.execution.host.submission import check_submission, refuse_submission
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
@@ -51,15 +52,15 @@ def make_request(app: specs.AppDef, options: Options) -> Request:
     """Return the request that runs the app, with its code, after the check of what KFP would refuse or change.
 
     Raises:
-        AppDefError: the app cannot become a stage without losing something.
-        ReadsError: it has a parent run, but no tracker base; or the tracker base is not one.
+        AppDefError: the app cannot become a stage without losing something, has a parent run, but no tracker base; or
+            the tracker base is not one.
         UnsupportedPipelineError: the run would surely fail, such as with a tracker base that pods do not reach.
         WorkspaceError: the workspace of a role cannot travel.
     """
     app, trackers, parent = without_runner_variables(app)
     arguments = {protocol.TRACKER_BASE_PARAMETER: options.tracker_base} if options.tracker_base else {}
     if not options.tracker_base and parent:
-        raise ReadsError(
+        raise AppDefError(
             f"The app is to read the run {parent!r} (--parent_run_id), but there is no tracker base, under "
             "which results are stored. Give one: -cfg tracker_base=s3://bucket/results"
         )
@@ -106,7 +107,9 @@ def _compile(app: specs.AppDef, options: Options, trackers: Mapping[str, str | N
     from torchx_kfp.authoring.one_stage import single_stage_pipeline
     from torchx_kfp.execution.pipeline.load import compile_function
 
-    of_stage: dict[str, Any] = {"engine": options.engine, "secrets": options.secrets, "labels": True}
+    of_stage: dict[str, Any] = {"engine": options.engine, "secrets": options.secrets}
+    if app.roles and not options.engine:
+        of_stage["annotations"] = {ROLE_NAME: app.roles[0].name}
     if options.tracker_base:
         of_stage["reads"] = {PARENT: parent} if parent else None
         of_stage["trackers"] = trackers
