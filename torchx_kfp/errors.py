@@ -28,7 +28,7 @@ def explain(error: OSError) -> str:
 
 
 class AppDefError(TorchxKfpError, ValueError):
-    """An AppDef cannot become a KFP stage without losing something."""
+    """An AppDef or an option cannot become a KFP stage without losing something."""
 
 
 class ChannelError(AppDefError):
@@ -41,20 +41,8 @@ class WorkspaceError(TorchxKfpError, ValueError):
     exit_code = 2
 
 
-class ReadsError(TorchxKfpError, ValueError):
-    """A stage's ``reads`` or tracker base is invalid."""
-
-
-class OutputsError(TorchxKfpError, ValueError):
-    """The results or artifacts that a stage declares cannot become KFP outputs."""
-
-
 class SearchError(TorchxKfpError, ValueError):
-    """The arguments of a search are wrong: its parameters, objectives, rounds or optimizer."""
-
-
-class TrialError(TorchxKfpError, ValueError):
-    """A trial of an Ax experiment cannot be run, or its outcome cannot be read."""
+    """The arguments of a search are wrong, or a trial of Ax cannot be run or read."""
 
 
 class ProtocolError(TorchxKfpError, ValueError):
@@ -94,19 +82,11 @@ class ResultRefusedError(TrackerError, ValueError):
 
 
 class CorruptResultError(TrackerError, ValueError):
-    """The data stored under a key is not a JSON object of results."""
+    """What is stored under a key is not what was recorded: malformed results, or changed files of an artifact."""
 
 
-class MissingResultsError(TrackerError, LookupError):
-    """The run has recorded no results."""
-
-
-class MissingArtifactError(TrackerError, LookupError):
-    """The run has no artifact with this name, or did not store it, or its files were removed."""
-
-
-class CorruptArtifactError(TrackerError, ValueError):
-    """The files of a stored artifact are not those that were stored."""
+class NotRecordedError(TrackerError, LookupError):
+    """The run has not recorded this: any results, or an artifact with this name and its files."""
 
 
 class MissingExtraError(TorchxKfpError, ImportError):
@@ -147,23 +127,19 @@ class HostRefusedError(HostError, ValueError):
     exit_code = 2
 
 
-class LocalRunError(TorchxKfpError):
-    """A compiled pipeline cannot be run on this machine."""
-
-
-class UnsupportedPipelineError(LocalRunError, ValueError):
+class UnsupportedPipelineError(TorchxKfpError, ValueError):
     """The pipeline uses something that cannot run on this machine."""
 
     exit_code = 2
 
 
-class PipelineFileError(LocalRunError, ValueError):
+class PipelineFileError(TorchxKfpError, ValueError):
     """The file is not a compiled pipeline."""
 
     exit_code = 2
 
 
-class ArgumentError(LocalRunError, ValueError):
+class ArgumentError(TorchxKfpError, ValueError):
     """The arguments do not fit the pipeline's parameters."""
 
     exit_code = 2
@@ -173,13 +149,9 @@ class UnknownRunError(ArgumentError, LookupError):
     """No run has this name, or several match it."""
 
 
-class AmbiguousRunError(UnknownRunError):
-    """Several runs match a name."""
-
-
-class ContainerEngineError(LocalRunError):
+class ContainerEngineError(TorchxKfpError):
     """Stages were to run in containers, but no container engine answers."""
 
 
-class StageFailedError(LocalRunError):
+class StageFailedError(TorchxKfpError):
     """A stage of a run failed."""

@@ -25,7 +25,7 @@ from tests.authoring.apps import compile_pipeline, load
 from tests.facts import says
 from tests.refusals import Row, check_refusal, refused
 from torchx_kfp import component_from_function, local
-from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
+from torchx_kfp.errors import AppDefError, ChannelError
 from torchx_kfp.local import Watch
 
 #: TorchX's nightly has a different name for dist.ddp.
@@ -464,8 +464,6 @@ WRONG_CALLS: dict[type[Exception], list[Row]] = {
                 *(("engin", "engine"), ("replica", "replicas"), ("result", "results"), ("imag", "image"))
             ]
         ),
-    ],
-    ReadsError: [
         (lambda: component_from_function(train, reads=["lr"]), "'lr'", "input", "'tracker_base'", "'run_id'"),
     ],
 }

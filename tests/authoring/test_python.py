@@ -17,7 +17,7 @@ from torchx import specs
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline
 from tests.refusals import check_refusal, refused
 from torchx_kfp import Stages, local
-from torchx_kfp.errors import AppDefError, ReadsError
+from torchx_kfp.errors import AppDefError
 from torchx_kfp.local import Watch
 
 pytestmark = pytest.mark.versions
@@ -272,8 +272,6 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
                 "of type PythonComponent",
                 "in the pipeline",
             ),
-        ],
-        ReadsError: [
             (calling("judge", lambda _: {"reads": "prepare"}), "reads", "prepare"),
         ],
     }

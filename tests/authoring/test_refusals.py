@@ -28,7 +28,7 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError, UnknownNameError
+from torchx_kfp.errors import AppDefError, ChannelError, UnknownNameError
 
 pytestmark = pytest.mark.versions
 
@@ -475,12 +475,11 @@ OPTIONS: list[Row] = [
 ]
 REFUSED: dict[type[Exception], list[Row]] = {
     AppDefError: [
-        *(*FIELDS, *SECRETS, *TRACKERS, *PUBLISHERS),
+        *(*FIELDS, *SECRETS, *TRACKERS, *PUBLISHERS, *READS, *OUTPUTS),
+        (lambda: Stages().component(make_app(), tracker_base="x"), "tracker base", "component("),
         (lambda: Stages().component_from_function(utils.booth, no=1), "no parameter 'no'"),
     ],
     ChannelError: CHANNELS,
-    ReadsError: [*READS, (lambda: Stages().component(make_app(), tracker_base="x"), "tracker base", "component(")],
-    OutputsError: OUTPUTS,
     TypeError: OPTIONS,
     UnknownNameError: [
         (inside(lambda _: component_from_app(make_app())().outputs["run_id"]), "'run_id'", "tracked=True"),

@@ -19,8 +19,8 @@ from tests.facts import says
 from tests.proxy import Proxy
 from tests.tracking.stages import application, environ, stage, started
 from torchx_kfp.errors import (
-    CorruptArtifactError,
-    MissingArtifactError,
+    CorruptResultError,
+    NotRecordedError,
     ResultRefusedError,
     TrackerError,
 )
@@ -92,9 +92,9 @@ def test_a_folder_keeps_its_structure(base: str, tmp_path: Path) -> None:
     assert not any(path.is_symlink() for path in copy.rglob("*"))
     with found.open("a/b/重み.bin") as file:
         assert file.read() == (folder / "a/b/重み.bin").read_bytes()
-    with pytest.raises(MissingArtifactError, match=says("'a/c.tx'", "Did you mean 'a/c.txt'?")):
+    with pytest.raises(NotRecordedError, match=says("'a/c.tx'", "Did you mean 'a/c.txt'?")):
         found.open("a/c.tx")
-    with pytest.raises(MissingArtifactError, match=says("folder of 8 files", "open(")):
+    with pytest.raises(NotRecordedError, match=says("folder of 8 files", "open(")):
         found.open()
 
 
@@ -107,7 +107,7 @@ def test_the_last_one_counts_and_earlier_ones_stay(base: str, tmp_path: Path) ->
         found.append(reader(base).artifact("model"))
     assert [content_of(it) for it in found] == [b"first", b"second"]
     stage(base).add_artifact("model", path)
-    with pytest.raises(MissingArtifactError, match=says("'model'", str(path), "store=True")):
+    with pytest.raises(NotRecordedError, match=says("'model'", str(path), "store=True")):
         reader(base).artifact("model").open()
 
 
@@ -121,19 +121,19 @@ def test_a_changed_or_removed_file_is_an_error(base: str, tmp_path: Path) -> Non
     listing, first, second = (next(key for key in keys(base) if key.endswith(end)) for end in (".json", "/a", "/b"))
     store.write(first, b"A")
     for read in (lambda: found.download(tmp_path / "copies"), lambda: found.open("a")):
-        with pytest.raises(CorruptArtifactError, match=says(store.location(first), hashlib.sha256(b"A").hexdigest())):
+        with pytest.raises(CorruptResultError, match=says(store.location(first), hashlib.sha256(b"A").hexdigest())):
             read()
     assert content_of(found, "b") == b"b"
     store.write(first, b"a")
     store.remove(second)
-    with pytest.raises(MissingArtifactError, match=says("If they were removed")):
+    with pytest.raises(NotRecordedError, match=says("If they were removed")):
         found.download(tmp_path / "copies")
     assert tree(tmp_path / "copies") == {}
     store.write(listing, b"{}")
-    with pytest.raises(CorruptArtifactError, match=says(store.location(listing))):
+    with pytest.raises(CorruptResultError, match=says(store.location(listing))):
         found.files()
     store.remove(listing)
-    with pytest.raises(MissingArtifactError, match=says("If they were removed")):
+    with pytest.raises(NotRecordedError, match=says("If they were removed")):
         found.files()
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_copied_that_is_larger_than_the_record_says(
     monkeypatch.setattr(store, "get_files", lambda *_: pytest.fail("it is copied"))
     for other in (b"huge" * 500_000, b"" if size else b"y"):
         store.write(key, other)
-        with pytest.raises(CorruptArtifactError, match=says(store.location(key), f"{len(other):,} bytes")):
+        with pytest.raises(CorruptResultError, match=says(store.location(key), f"{len(other):,} bytes")):
             found.download(tmp_path / "copies")
 
 
@@ -268,7 +268,7 @@ def test_a_record_that_leads_elsewhere_is_left_out(
     (tmp_path / "model").write_text("x")
     stage(tmp_path / "base").add_artifact("model", tmp_path / "model", store=True)
     entry = change_stored(tmp_path, changed)
-    with pytest.raises(MissingArtifactError):
+    with pytest.raises(NotRecordedError):
         reader(tmp_path / "base").artifact("model")
     assert re.search(says(entry), caplog.text)
 
@@ -297,7 +297,7 @@ def test_a_list_of_files_that_are_none_is_corrupt(tmp_path: Path, name: str, siz
     [listing] = tmp_path.glob("base/.torchx_kfp/files/*/*/*/*.json")
     listing.write_text(json.dumps({"files": {name: [size, hashlib.sha256(b"x").hexdigest()]}, "folders": []}))
     change_stored(tmp_path, {"sha256": hashlib.sha256(listing.read_bytes()).hexdigest()})
-    with pytest.raises(CorruptArtifactError, match=says("malformed")):
+    with pytest.raises(CorruptResultError, match=says("malformed")):
         reader(tmp_path / "base").artifact("model").download(tmp_path / "copy")
     assert not (tmp_path / "copy").exists() or list((tmp_path / "copy").iterdir()) == []
 

@@ -12,11 +12,9 @@ import pytest
 from tests.facts import says
 from tests.tracking import stages
 from torchx_kfp.errors import (
-    MissingArtifactError,
-    MissingResultsError,
     NotInStageError,
+    NotRecordedError,
     ProtocolError,
-    ReadsError,
     ResultRefusedError,
     TrackerError,
     UnknownNameError,
@@ -109,7 +107,7 @@ class TestOwnResults:
             one.metadata()["epoch"]
         with pytest.raises(UnknownNameError, match=says("has no artifact 'modle'.", "'model'?")):
             one.artifacts()["modle"]
-        with pytest.raises(MissingArtifactError, match=says("has no artifact 'modle'.", "'model'?", "add_artifact(")):
+        with pytest.raises(NotRecordedError, match=says("has no artifact 'modle'.", "'model'?", "add_artifact(")):
             one.artifact("modle")
 
 
@@ -148,13 +146,13 @@ class TestParents:
             stage(tmp_path).parents["x"]
 
     def test_a_stage_that_reads_nothing_has_no_parent(self, tmp_path: Path) -> None:
-        with pytest.raises(ReadsError, match=says("'p1/eval/e1'", "stages.task(app, reads=other_task)")):
+        with pytest.raises(UnknownNameError, match=says("'p1/eval/e1'", "stages.task(app, reads=other_task)")):
             _ = stage(tmp_path).parent
         assert dict(stage(tmp_path).parents) == {}
 
     def test_a_fan_in_is_the_first(self, tmp_path: Path) -> None:
         assert stage(tmp_path, parents={"trials": ("a/b/2", "a/b/1")}).parent.id == "a/b/2"
-        with pytest.raises(ReadsError, match=says("fan-in", "run.parents[", "'p1/eval/e1'")):
+        with pytest.raises(UnknownNameError, match=says("fan-in", "run.parents[", "'p1/eval/e1'")):
             _ = stage(tmp_path, parents={"trials": (), "b": "x/y/z"}).parent
 
     def test_a_parent_is_only_read(self, tmp_path: Path) -> None:
@@ -162,7 +160,7 @@ class TestParents:
         with pytest.raises(ResultRefusedError, match=says("'p1/train/e1'", "current_run().put")):
             parent.put(x=1)
         for name in ("parent", "parents"):
-            with pytest.raises(ReadsError, match=says("'p1/train/e1'", "current_run()")):
+            with pytest.raises(UnknownNameError, match=says("'p1/train/e1'", "current_run()")):
                 getattr(parent, name)
         assert FsspecResultTracker(tmp_path).keys() == []
 
@@ -179,12 +177,12 @@ class TestParents:
         assert run.parent.results() == {"loss": 0.5}
         run.put(x=1)
         assert run.results() == {"x": 1}
-        with pytest.raises(MissingResultsError, match=says("'local_cwd://torchx/none'")):
+        with pytest.raises(NotRecordedError, match=says("'local_cwd://torchx/none'")):
             Run("local_cwd://torchx/none", FsspecResultTracker(tmp_path)).results()
 
 
 def test_missing_results_say_what_to_do(base: str) -> None:
-    with pytest.raises(MissingResultsError) as caught:
+    with pytest.raises(NotRecordedError) as caught:
         stage(base, parents={"train": "p1/train/e9"}).parent.results()
     assert isinstance(caught.value, LookupError)
     assert str(caught.value) == (
@@ -242,5 +240,5 @@ def test_a_run_id_that_is_empty_is_said_when_it_is_read(tmp_path: Path) -> None:
     """A parameter of the pipeline may be empty, and the application may check for that."""
     run = stage(tmp_path, parents={"earlier": ""})
     assert run.parents["earlier"].id == ""
-    with pytest.raises(MissingResultsError, match=says("empty", "stage", "reads=", "Pass")):
+    with pytest.raises(NotRecordedError, match=says("empty", "stage", "reads=", "Pass")):
         run.parents["earlier"].results()

@@ -18,6 +18,6 @@ AppDef that calls a function of the user's, ``one_stage`` makes a pipeline of on
 others accept.
 
 A value that cannot be translated without losing something is refused where it is read: with ``AppDefError`` for the
-AppDef and the options of a stage, ``ChannelError`` for a channel that cannot be filled in where it stands,
-``OutputsError`` and ``ReadsError``. Messages name the field, its value, and the way out.
+AppDef and the options of a stage, and ``ChannelError`` for a channel that cannot be filled in where it stands. Messages
+name the field, its value, and the way out.
 """

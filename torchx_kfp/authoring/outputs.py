@@ -12,7 +12,7 @@ from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.references import check_word
 from torchx_kfp.contract.command import METRICS, Outputs
 from torchx_kfp.contract.inputs import RUN_ID
-from torchx_kfp.errors import OutputsError
+from torchx_kfp.errors import AppDefError
 
 #: {a result's name: its type}.
 Results = Mapping[str, type[int] | type[float] | type[bool] | type[str] | type[list[Any]] | type[dict[str, Any]]]
@@ -46,19 +46,19 @@ def parse_outputs(
         ("artifacts", artifacts, _is_artifact_type, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
     ):
         if not isinstance(declared or {}, Mapping):
-            raise OutputsError(f"{what} is {declared!r}. Write {what}={example}.")
+            raise AppDefError(f"{what} is {declared!r}. Write {what}={example}.")
         for name, kind in (declared or {}).items():
             output = output_name(name) if isinstance(name, str) and not contains_channel(name) else ""
             if not output or not is_type(kind):
-                raise OutputsError(f"{what} has {name!r}: {kind!r}. Write {what}={example}.")
+                raise AppDefError(f"{what} has {name!r}: {kind!r}. Write {what}={example}.")
             check_word(name, f"The name {name!r} in {what}")
             if output in (METRICS, "Output", *taken):
-                raise OutputsError(
+                raise AppDefError(
                     f"{what} has the name {name!r}, but the stage or KFP already has an input or output {output!r}. "
                     "Record it under another name."
                 )
             if output in names:
-                raise OutputsError(
+                raise AppDefError(
                     f"{what} has the name {name!r}, but {names[output]!r} is declared as well. Both would be the "
                     f"output {output!r}: KFP's names have letters, digits and '_' only. Record one under another name."
                 )

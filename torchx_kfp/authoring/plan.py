@@ -22,7 +22,7 @@ from torchx_kfp.contract import command
 from torchx_kfp.contract.command import Outputs
 from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG, stage_value
 from torchx_kfp.contract.scripts import OF_LAUNCHER, OF_MAY_FAIL, OF_PUBLISHER
-from torchx_kfp.errors import AppDefError, ReadsError
+from torchx_kfp.errors import AppDefError
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def plan_stage(
     if options.tracker_base is None:
         needing = {"reads": options.reads, "trackers": options.trackers}
         for what in (*(name for name, value in needing.items() if value), *options.publishing):
-            raise ReadsError(
+            raise AppDefError(
                 f"{what} needs a tracker base, under which results are stored: Stages(tracker_base=...).task(app, "
                 f"{what}=...), task_from_app(app, tracker_base=..., {what}=...), or component_from_app(app, "
                 f"tracked=True, {what}=...)."
@@ -92,9 +92,9 @@ def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str
     """
     (run,) = parse_reads({STAGE: stage}).values()
     if isinstance(run, tuple) or is_list(run):
-        raise ReadsError("publish_results publishes one stage and got several. Publish each inside its loop.")
+        raise AppDefError("publish_results publishes one stage and got several. Publish each inside its loop.")
     if not parse_tracker_base(options.tracker_base):
-        raise ReadsError(
+        raise AppDefError(
             "publish_results needs the tracker base of a stage that is not a task of task_from_app: "
             "publish_results(run_id, ..., tracker_base=...)."
         )

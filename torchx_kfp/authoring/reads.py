@@ -18,7 +18,7 @@ from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.references import Channel, PipelineTask, Reference, Text, check_word
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten
-from torchx_kfp.errors import ReadsError, TrackerError, UnknownNameError
+from torchx_kfp.errors import AppDefError, TrackerError, UnknownNameError
 from torchx_kfp.tracking.tracker import check_tracker_base
 
 #: An fsspec URL, a directory, or a channel for one of these.
@@ -86,14 +86,14 @@ def parse_reads(reads: object) -> dict[str, ReadSource]:
     for what in reads:
         task: Any = what.output.task if isinstance(what, dsl.Collected) else what
         if not isinstance(task, dsl.PipelineTask):
-            raise ReadsError(
+            raise AppDefError(
                 f"reads has {_show(what)}, which is not a task. Pass the task itself: reads=task. If this is a run id, "
                 "give it an alias: reads={'train': ...}."
             )
         stage = outputs_of(task)
         alias = stage.stage if stage is not None else str(task.component_spec.name)
         if alias in sources:
-            raise ReadsError(
+            raise AppDefError(
                 f"reads has two stages named {alias!r}. Give each its own alias: "
                 f"reads={{'{alias}_1': task, '{alias}_2': other_task}}."
             )
@@ -105,7 +105,7 @@ def check_alias(alias: object) -> str:
     """Return the alias if it is valid."""
     if isinstance(alias, str) and alias and not contains_channel(alias):
         return check_word(alias, f"The alias {alias!r}")
-    raise ReadsError(
+    raise AppDefError(
         f"reads has the alias {alias!r}. Give a name such as 'train', which is known when the pipeline is compiled."
     )
 
@@ -121,14 +121,14 @@ def parse_tracker_base(tracker_base: object) -> Text:
         try:
             check_tracker_base(tracker_base)
         except TrackerError as error:
-            raise ReadsError(f"tracker_base: {error}") from None
+            raise AppDefError(f"tracker_base: {error}") from None
     for part in parts:
         if isinstance(part, str) and find_rewritten(part):
-            raise ReadsError(
+            raise AppDefError(
                 f"tracker_base is {tracker_base!r}; Argo or the kubelet would change {find_rewritten(part)!r} in it."
             )
         if isinstance(part, Reference) and part.type != "STRING" and len(parts) == 1:
-            raise ReadsError(
+            raise AppDefError(
                 f"tracker_base is the channel {part.name!r} of type {part.type}. It must be a string: declare the "
                 "parameter as str."
             )
@@ -140,7 +140,7 @@ def _source(what: object, where: str) -> ReadSource:
         return what
     if isinstance(what, dsl.PipelineTask):
         if RUN_ID not in what.outputs:
-            raise ReadsError(
+            raise AppDefError(
                 f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}. Give its stage a tracker_base "
                 "(task_from_app) or tracked=True (a component). Let a nested pipeline return the run id of its stage, "
                 f"and read that: reads={{{what.name!r}: task.output}}. For other components, use outputs as channels."
@@ -149,10 +149,10 @@ def _source(what: object, where: str) -> ReadSource:
     if isinstance(what, list | tuple):
         sources = [_source(item, f"{where}[{index}]") for index, item in enumerate(what)]
         if any(map(is_list, sources)):
-            raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in its own alias.")
+            raise AppDefError(f"{where} is a list with a fan-in inside. Give each fan-in its own alias.")
         return tuple(source for source in sources if not isinstance(source, tuple))
     if not isinstance(what, str | pipeline_channel.PipelineChannel):
-        raise ReadsError(
+        raise AppDefError(
             f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a "
             "channel or a string)."
         )
@@ -160,7 +160,7 @@ def _source(what: object, where: str) -> ReadSource:
     collected, is_artifact = item is not what, isinstance(item, pipeline_channel.PipelineArtifactChannel)
     parts: Text = (Reference("", item, "", "ARTIFACT"),) if is_artifact else parse(item, where)
     if len(parts) > 1:
-        raise ReadsError(
+        raise AppDefError(
             f"{where} is {what!r}, text with a pipeline channel inside. Pass the task or the channel itself."
         )
     (source,) = parts
@@ -168,7 +168,7 @@ def _source(what: object, where: str) -> ReadSource:
         return _run_id(source, where)
     fits = ("STRING",) if collected else ("STRING", "LIST")
     if isinstance(source.argument, str) or source.type not in fits:  # one of KFP's placeholders is text
-        raise ReadsError(
+        raise AppDefError(
             f"{where} is {_show(source.argument)} of type {source.type}, which is not a run id. Give a task, "
             "dsl.Collected(task.outputs['run_id']), or a channel for a run id or a list of run ids."
         )
@@ -179,7 +179,7 @@ def _run_id(text: str, where: str) -> str:
     # Run ids are ASCII, like those that a stage's script makes, and must read the same in JSON.
     is_plain = text.isascii() and text.isprintable() and not find_rewritten(text) and not set(text) & set('"\\')
     if "/" not in text or not is_plain:
-        raise ReadsError(
+        raise AppDefError(
             f"{where} is {text!r}, which is not a run id ('run/stage/execution'). To read a stage of this pipeline, "
             f"give its task, not its name: reads={text if text.isidentifier() else 'task'}."
         )

@@ -30,7 +30,7 @@ from torchx_kfp.common.signatures import with_keywords
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
+from torchx_kfp.errors import AppDefError, ChannelError
 
 #: The options of a task that publishes results.
 _OF_PUBLISHER = ("cache", "inline", "secrets", "tracker_base")
@@ -97,10 +97,8 @@ class Stages(StageOptions):
             ``l2norm/mean`` is the output ``l2norm_mean``.
 
         Raises:
-            AppDefError: the app cannot become a stage without losing something.
+            AppDefError: the app or an option cannot become a stage without losing something.
             ChannelError: a channel is used where its value cannot be filled in.
-            ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
-            OutputsError: a result or an artifact cannot be an output of KFP.
         """
         stage = self.with_options(**options)
         _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
@@ -139,10 +137,9 @@ class Stages(StageOptions):
                 or text with channels inside.
 
         Raises:
-            AppDefError: a stage cannot import the function, or an argument fits no parameter or not its type.
+            AppDefError: a stage cannot import the function, an argument fits no parameter or not its type, or an option
+                is wrong.
             ChannelError: a channel is used where its value cannot be filled in.
-            ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
-            OutputsError: a result or an artifact cannot be an output of KFP.
         """
         known = [*(option.name for option in fields(StageOptions)), "image", "env", "resource"]
         own = {name: value for name, value in options_and_arguments.items() if name in known}
@@ -181,8 +178,8 @@ class Stages(StageOptions):
             ``run_id``, which is the other stage's run id: a stage that reads this task reads that stage.
 
         Raises:
-            ReadsError: the task is not tracked, or the tracker base is not known.
-            OutputsError: a result or an artifact cannot be an output of KFP.
+            AppDefError: the task is not tracked, the tracker base is not known, or a result or an artifact cannot be an
+                output of KFP.
             ChannelError: a channel is used where its value cannot be filled in.
         """
         _check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
@@ -216,11 +213,9 @@ class Stages(StageOptions):
                 imply ``tracked``.
 
         Raises:
-            AppDefError: the app cannot become a stage without losing something.
+            AppDefError: the app or an option cannot become a stage without losing something, or these stages share a
+                tracker base, which a component takes as an input.
             ChannelError: the app or an option contains a pipeline channel.
-            ReadsError: an alias cannot be the name of an input, or these stages share a tracker base, which a component
-                takes as an input.
-            OutputsError: a result or an artifact cannot be an output of KFP.
         """
         return StageComponent(self._plan_component(app, tracked, reads, options))
 
@@ -243,9 +238,7 @@ class Stages(StageOptions):
 
         Raises:
             AppDefError: a parameter that must be a constant is not one or has a name that the stage needs, or the
-                AppDef cannot become a stage.
-            ReadsError: an alias cannot be the name of an input.
-            OutputsError: a result or an artifact cannot be an output of KFP.
+                AppDef or an option cannot become a stage.
         """
         own = {"name", TRACKER_BASE, *inspect.signature(fn).parameters}
         known = [name for name in ("tracked", *(option.name for option in fields(StageOptions))) if name not in own]
@@ -272,12 +265,12 @@ class Stages(StageOptions):
         """
         stage: StageOptions = self.with_options(**options)
         if stage.tracker_base is not None:
-            raise ReadsError(
+            raise AppDefError(
                 f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "
                 "Stages without it, and pass it when you call the component: component(tracker_base=...)."
             )
         if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
-            raise ReadsError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
+            raise AppDefError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
         aliases = [check_alias(alias) for alias in reads]
         tracked = tracked or bool(aliases or stage.publishing)
         names = [*(reference.name for reference in parameters), *aliases]
@@ -344,12 +337,12 @@ def artifact_from_uri(
         The artifact, to pass to a component.
 
     Raises:
-        OutputsError: the metadata contains a channel.
+        AppDefError: the metadata contains a channel.
         ChannelError: the URI is text with a channel inside, or not a string.
     """
     _check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
     if contains_channel(dict(metadata or {})):
-        raise OutputsError(f"metadata of artifact_from_uri is {metadata!r}. Give constants, which KFP can write.")
+        raise AppDefError(f"metadata of artifact_from_uri is {metadata!r}. Give constants, which KFP can write.")
     first, *rest = parse(uri, "uri")
     kind = first.type if isinstance(first, Reference) else "STRING"
     if rest or first == "" or kind != "STRING":
@@ -372,8 +365,8 @@ def _check_inputs(names: Sequence[str], aliases: Collection[str], taken: Sequenc
     """Reject names of a component's inputs that KFP does not accept, or that stand for something else."""
     for name in names:
         if name in taken or names.count(name) > 1 or not is_input_name(name):
-            refused, what = (ReadsError, "the alias") if name in aliases else (AppDefError, "the parameter")
-            raise refused(
+            what = "the alias" if name in aliases else "the parameter"
+            raise AppDefError(
                 f"A component cannot have an input for {what} {name!r}: names of inputs are Python identifiers other "
                 f"than 'self', each once, and this stage has {listed(map(repr, taken)) or 'nothing'} itself. Rename "
                 "it, or give a parameter as a constant."

@@ -120,8 +120,8 @@ def search(
 
     Raises:
         SearchError: an argument is wrong.
-        AppDefError: a trial cannot become a stage without losing something.
-        ReadsError: see ``task_from_app``, also for further errors.
+        AppDefError: a trial cannot become a stage without losing something: see ``task_from_app``, also for further
+            errors.
     """
     check_name(name, "The name of the search")
     definition = define_search(parameters, minimize, maximize, rounds, trials, optimizer, seed)

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.contract.carried.storage import FILES
-from torchx_kfp.errors import CorruptArtifactError, MissingArtifactError, ResultRefusedError, TrackerError, explain
+from torchx_kfp.errors import CorruptResultError, NotRecordedError, ResultRefusedError, TrackerError, explain
 from torchx_kfp.tracking.entries import add_entry, encode_json
 from torchx_kfp.tracking.store import Store, key_text, new_entry_name
 
@@ -141,8 +141,8 @@ class StoredFiles:
         """Copy files to their places on this machine, and check their digests.
 
         Raises:
-            MissingArtifactError: a file was removed.
-            CorruptArtifactError: a file was changed.
+            NotRecordedError: a file was removed.
+            CorruptResultError: a file was changed.
         """
         keys = {name: f"{self.key}/{name}" if name else self.key for name in files}
         # The record may be wrong, and a file huge.
@@ -161,14 +161,14 @@ class StoredFiles:
             if (found := _hash(place(name)).sha256) != wanted.sha256:
                 raise self._changed(keys[name], f"the SHA-256 {found}", wanted.sha256)
 
-    def _gone(self) -> MissingArtifactError:
-        return MissingArtifactError(
+    def _gone(self) -> NotRecordedError:
+        return NotRecordedError(
             f"The files of the artifact at {self.url} are not there any more. If they were removed, run the stage "
             "again that made them."
         )
 
-    def _changed(self, key: str, found: str, wanted: str) -> CorruptArtifactError:
-        return CorruptArtifactError(
+    def _changed(self, key: str, found: str, wanted: str) -> CorruptResultError:
+        return CorruptResultError(
             f"{self.store.location(key)} has {found} instead of {wanted}: it was changed. Run the stage again that "
             "made it."
         )
@@ -199,8 +199,8 @@ class Artifact:
         """Return the sizes of the stored files in bytes, by their names in the folder; the name of a file is empty.
 
         Raises:
-            MissingArtifactError: it is not stored, or was removed.
-            CorruptArtifactError: the list of its files was changed.
+            NotRecordedError: it is not stored, or was removed.
+            CorruptResultError: the list of its files was changed.
         """
         return {name: file.size for name, file in self._stored().contents()[0].items()}
 
@@ -214,8 +214,8 @@ class Artifact:
             name: the name of a file in the folder, such as ``weights/0.bin``.
 
         Raises:
-            MissingArtifactError: it is not stored, or was removed, or the folder does not have this file.
-            CorruptArtifactError: it was changed.
+            NotRecordedError: it is not stored, or was removed, or the folder does not have this file.
+            CorruptResultError: it was changed.
         """
         import tempfile  # slow to load
 
@@ -223,11 +223,11 @@ class Artifact:
         files, _ = stored.contents()
         if name not in files:
             if not name:
-                raise MissingArtifactError(
+                raise NotRecordedError(
                     f"{self.url} is a folder of {len(files):,} files. Name one of them, such as "
                     f"open({next(iter(files), 'file')!r}), or copy all of them with download(folder)."
                 )
-            raise MissingArtifactError(describe_unknown(f"The artifact at {self.url}", "file", name, files))
+            raise NotRecordedError(describe_unknown(f"The artifact at {self.url}", "file", name, files))
         with tempfile.TemporaryDirectory(prefix="torchx-kfp-artifact-") as folder:
             place = os.path.join(folder, "content")
             stored.fetch({name: files[name]}, lambda _: place)
@@ -244,8 +244,8 @@ class Artifact:
             overwrite: whether to replace something else that has its name.
 
         Raises:
-            MissingArtifactError: it is not stored, or was removed.
-            CorruptArtifactError: it was changed.
+            NotRecordedError: it is not stored, or was removed.
+            CorruptResultError: it was changed.
             FileExistsError: something else has its name.
             OSError: the folder cannot be written.
         """
@@ -276,7 +276,7 @@ class Artifact:
 
     def _stored(self) -> StoredFiles:
         if self.stored is None:
-            raise MissingArtifactError(
+            raise NotRecordedError(
                 f"The artifact {self.name!r} is not stored: the run only registered "
                 f"{f'its path {self.path!r}' if self.path else 'metadata'}. The stage that makes it can store it: "
                 "current_run().add_artifact(name, path, store=True)."
@@ -416,7 +416,7 @@ def _parse_list(content: bytes) -> tuple[_Digests, list[str]]:
     """Read a list whose digest was checked. Its writer may be anybody who can write to the tracker base.
 
     Raises:
-        CorruptArtifactError: a name would lead out of the folder, or it is not a list of files.
+        CorruptResultError: a name would lead out of the folder, or it is not a list of files.
     """
     try:
         found = json.loads(content)
@@ -425,9 +425,7 @@ def _parse_list(content: bytes) -> tuple[_Digests, list[str]]:
             if b"\0" in name.encode() or not {"", ".", ".."}.isdisjoint(name.split("/")):
                 raise ValueError(name)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise CorruptArtifactError(
-            f"A list of stored files is malformed: {error!r}. Something else wrote it."
-        ) from None
+        raise CorruptResultError(f"A list of stored files is malformed: {error!r}. Something else wrote it.") from None
     return files, found["folders"]
 
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
-from torchx_kfp.errors import MissingResultsError, NotInStageError, ResultRefusedError
+from torchx_kfp.errors import NotInStageError, NotRecordedError, ResultRefusedError
 from torchx_kfp.tracking.run import FanIn, Run, current_run
 
 #: What arguments can be.
@@ -185,7 +185,7 @@ def _results(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
 def _results_if_any(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
     try:
         return _results(source)
-    except MissingResultsError:  # it is read for another reason
+    except NotRecordedError:  # it is read for another reason
         return {}
 
 

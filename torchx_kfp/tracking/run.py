@@ -14,12 +14,11 @@ from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import (
     KeyRefusedError,
-    MissingArtifactError,
-    MissingResultsError,
+    NotRecordedError,
     ProtocolError,
-    ReadsError,
     ResultRefusedError,
     TrackerError,
+    UnknownNameError,
 )
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact
 from torchx_kfp.tracking.curves import History
@@ -113,17 +112,17 @@ class Run:
             they do not have is an ``UnknownNameError``, which is a KeyError and lists the names that they have.
 
         Raises:
-            MissingResultsError: this is a run that the stage reads, and it has not recorded any results.
+            NotRecordedError: this is a run that the stage reads, and it has not recorded any results.
         """
         if not self.id:
-            raise MissingResultsError(
+            raise NotRecordedError(
                 "A run that the stage reads has an empty run id: the pipeline passed an empty value to reads=, for "
                 "example an empty parameter. Pass the id of a run."
             )
         fetch_all, self._fetch_all = self._fetch_all, None  # a program that asks again gets what is stored by then
         found = (fetch_all and fetch_all().get(self.id)) or self._tracker.get(self.id)
         if not found and self._reads is None:
-            raise MissingResultsError(
+            raise NotRecordedError(
                 f"The run {self.id!r} has recorded no results under the tracker base {self._tracker.tracker_base!r}. "
                 "Does that stage record any (current_run().put(...))? If they were removed, run that stage "
                 "again: a local run does so by itself; on a cluster, submit it with --fresh STAGE."
@@ -237,11 +236,11 @@ class Run:
         """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.
 
         Raises:
-            MissingArtifactError: the run has not registered an artifact with this name.
+            NotRecordedError: the run has not registered an artifact with this name.
         """
         there = self.artifacts()
         if name not in there:
-            raise MissingArtifactError(
+            raise NotRecordedError(
                 f"{describe_unknown(f'The run {self.id!r}', 'artifact', name, there)} A stage registers artifacts with "
                 "current_run().add_artifact(name, path)."
             )
@@ -265,11 +264,11 @@ class Run:
         """The first run that this stage reads.
 
         Raises:
-            ReadsError: the stage does not read any.
+            UnknownNameError: the stage does not read any.
         """
         run_id = protocol.first_run_id(self._declared())
         if run_id is None:
-            raise ReadsError(
+            raise UnknownNameError(
                 f"The stage {self.id!r} does not read another stage, or what it reads first is a fan-in without runs. "
                 "Declare what it reads in the pipeline, stages.task(app, reads=other_task), or use run.parents[alias]."
             )
@@ -302,7 +301,7 @@ class Run:
 
     def _declared(self) -> Mapping[str, protocol.RunIds]:
         if self._reads is None:
-            raise ReadsError(
+            raise UnknownNameError(
                 f"The runs that {self.id!r} reads are not known here: a stage knows only what it reads itself. "
                 "Use current_run().parents, and declare in the pipeline what else this stage should read."
             )
@@ -346,7 +345,7 @@ class FanIn(list[Run]):
         """Return the results as a pandas DataFrame with a row for each run; see ``FsspecResultTracker.to_frame``.
 
         Raises:
-            MissingResultsError: a run has recorded nothing.
+            NotRecordedError: a run has recorded nothing.
             MissingExtraError: pandas is not installed.
         """
         return results_frame((run.id, run.results()) for run in self)

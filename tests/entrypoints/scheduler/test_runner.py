@@ -27,7 +27,6 @@ from torchx_kfp.entrypoints.scheduler.runopts import configured_options
 from torchx_kfp.errors import (
     AppDefError,
     ArgumentError,
-    ReadsError,
     TorchxKfpError,
     WorkspaceError,
 )
@@ -98,7 +97,7 @@ def test_a_parent_run_is_read(dryrun: Dryrun) -> None:
     # The app of the caller stays as TorchX has left it: some versions copy it first.
     assert app.roles[0].env.get("TORCHX_PARENT_RUN_ID", "run/train/1") == "run/train/1"
     assert app.roles[0].env["MINE"] == "1"
-    with pytest.raises(ReadsError, match=says("run/train/1", "--parent_run_id", "-cfg tracker_base=")):
+    with pytest.raises(AppDefError, match=says("run/train/1", "--parent_run_id", "-cfg tracker_base=")):
         dryrun(echo(), parent_run_id="run/train/1")
 
 

@@ -16,8 +16,8 @@ from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import (
     ArgumentError,
-    LocalRunError,
     StageFailedError,
+    TorchxKfpError,
 )
 from torchx_kfp.local import (
     RunKeywords,
@@ -128,7 +128,7 @@ def test_an_unknown_option_is_a_type_error_that_names_the_right_one():
         run(parameters, {"s": ""}, paralelism=3)
     with pytest.raises(TypeError, match=says("'s' is a parameter", "arguments={'s': ...}")):
         run(parameters, s="")
-    assert issubclass(StageFailedError, LocalRunError)
+    assert issubclass(StageFailedError, TorchxKfpError)
 
 
 def test_every_keyword_is_an_option_with_a_default():

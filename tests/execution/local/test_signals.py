@@ -21,7 +21,7 @@ from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import LocalRunError
+from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.local import StageStarted, Watch, run
 
 #: Seconds after which a runner counts as hanging. It takes one, or ten on a machine with ten processes for each CPU.
@@ -220,7 +220,7 @@ def test_a_process_that_ignores_the_ends_of_its_children(execute_failing, tmp_pa
     pipeline, failures = scripts("exit 3"), []
 
     def in_a_thread():
-        with pytest.raises(LocalRunError, match=says("signal.signal", "signal.SIGCHLD")):
+        with pytest.raises(TorchxKfpError, match=says("signal.signal", "signal.SIGCHLD")):
             run(pipeline, output_dir=tmp_path / "thread", watch=Watch())
         failures.append("refused")
 

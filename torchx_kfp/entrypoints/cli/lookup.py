@@ -29,10 +29,8 @@ from torchx_kfp.entrypoints.cli.flags import (
 )
 from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
 from torchx_kfp.errors import (
-    AmbiguousRunError,
     ArgumentError,
     HostError,
-    TorchxKfpError,
     TrackerBaseError,
     UnknownRunError,
 )
@@ -79,8 +77,7 @@ class Lookup:
             reading: what is read of a run on a host: ``reads`` and ``raw_logs`` of ``HostRun``.
 
         Raises:
-            UnknownRunError: there is no such run.
-            AmbiguousRunError: several runs match.
+            UnknownRunError: there is no such run, or several match.
             HostError: the host does not answer.
         """
         if os.sep not in run and is_run(Path(run)) and not is_run(Path(self.output_dir, run)):
@@ -140,20 +137,16 @@ class Lookup:
         try:
             return RunReader(find_run(self.output_dir, run))
         except ArgumentError as error:
-            kind: type[TorchxKfpError] = UnknownRunError
-            if isinstance(error, AmbiguousRunError):
-                kind = AmbiguousRunError
             # Only runs on a host have such an id.
             if not UUID.search(run.lower()) and not _is_host_known():
-                raise kind(f"{error} For a run on KFP, give its --host.") from None
+                raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
             try:
                 source = self.on_host(run, **reading)
                 source.read()  # whether it exists: a whole id is not looked up
             except (UnknownRunError, HostError) as other:
                 if not isinstance(error, UnknownRunError) and _is_host_known():
                     raise  # there are no runs on this machine
-                kind = kind if kind is AmbiguousRunError else type(other)
-                raise kind(f"{error} And on the host: {other}") from None
+                raise type(other)(f"{error} And on the host: {other}") from None
             return source
 
     def on_host(self, run: str, **reading: Any) -> HostRun:

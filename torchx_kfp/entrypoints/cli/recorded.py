@@ -14,7 +14,7 @@ from torchx_kfp.contract.protocol import Execution, superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
     KeyRefusedError,
-    MissingResultsError,
+    NotRecordedError,
     TorchxKfpError,
     UnknownRunError,
 )
@@ -245,7 +245,7 @@ def titled(name: str, run_id: str) -> str:
 
 def nothing(base: str, run: str | None = None) -> TorchxKfpError:
     """Return the error for a base without results."""
-    kind = MissingResultsError if run is None else UnknownRunError
+    kind = NotRecordedError if run is None else UnknownRunError
     return kind(f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?")
 
 
@@ -272,13 +272,13 @@ def last_attempts(
         earlier: likewise.
 
     Raises:
-        MissingResultsError: only earlier attempts have recorded anything.
+        NotRecordedError: only earlier attempts have recorded anything.
     """
     keys = list(keys)
     written = _written(recorder, keys)
     left_out = _earlier(keys, written, last, earlier) - {named}
     if keys and left_out.issuperset(keys):
-        raise MissingResultsError(
+        raise NotRecordedError(
             f"The last attempts in {named!r} have recorded nothing. Earlier ones have: "
             f"{printable(listed(sorted(left_out)))}. Name one of them to see that."
         )

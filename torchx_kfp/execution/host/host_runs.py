@@ -16,7 +16,6 @@ from typing import Any
 from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import (
-    AmbiguousRunError,
     HostAnswerLostError,
     HostError,
     UnknownRunError,
@@ -190,7 +189,7 @@ class Host:
                 + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
             )
         if len(found) > 1:
-            raise AmbiguousRunError(
+            raise UnknownRunError(
                 f"{name!r} means {len(found):,} runs on {self.connection.name}: "
                 f"{listed(_described(run) for run in found)}. Give the beginning of an id; the "
                 f"newest is {found[0].run_id}."

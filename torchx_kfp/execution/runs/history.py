@@ -15,7 +15,7 @@ from typing import Any
 
 from torchx_kfp.common.safe_files import open_regular, read_bytes
 from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, listed, shown
-from torchx_kfp.errors import AmbiguousRunError, ArgumentError, UnknownRunError, explain
+from torchx_kfp.errors import ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_file, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
 from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, read_fields
@@ -305,7 +305,7 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
     if len(found) == 1:
         return folders[found[0]]
     if found:
-        raise AmbiguousRunError(
+        raise UnknownRunError(
             f"{name!r} matches {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the "
             f"run id; the newest is {found[0]}."
         )

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 from torchx_kfp.common.text import clean, duration, shown
-from torchx_kfp.errors import LocalRunError
+from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
     Event,
@@ -223,7 +223,7 @@ def awaitable_processes() -> Iterator[None]:
         yield
         return
     if threading.current_thread() is not threading.main_thread():
-        raise LocalRunError(
+        raise TorchxKfpError(
             "This process ignores SIGCHLD, so it cannot learn how stages end. Only the main thread may change that: "
             "call signal.signal(signal.SIGCHLD, signal.SIG_DFL) there."
         )

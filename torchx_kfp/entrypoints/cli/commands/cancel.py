@@ -13,7 +13,7 @@ import click
 from torchx_kfp.common.text import listed
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
-from torchx_kfp.errors import ArgumentError, LocalRunError
+from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.execution.runs.journal import is_runner, is_running, read_pid
 from torchx_kfp.execution.runs.record import RunRecord
@@ -58,7 +58,7 @@ def cancel_command(run: str, lookup: Lookup) -> None:
         if not record.is_running or time.monotonic() < deadline:
             continue
         if isinstance(source, RunReader):
-            raise LocalRunError(
+            raise TorchxKfpError(
                 f"The run {record.run_id} did not end within {patience:g} s after it was asked to. Its process is "
                 f"{read_pid(source.folder)}."
             )

@@ -28,7 +28,7 @@ from torchx_kfp.entrypoints.cli.recorded import (
     parts,
     titled,
 )
-from torchx_kfp.errors import MissingResultsError
+from torchx_kfp.errors import NotRecordedError
 from torchx_kfp.execution.pipeline.walk import task_name
 from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run
@@ -149,7 +149,7 @@ def _all(recorder: Recorder) -> Chosen:
         runs = sorted({pipeline_run(key) for key in replays})
         names = printable(listed(runs))
         if replays.issuperset(known):
-            raise MissingResultsError(
+            raise NotRecordedError(
                 f"There are only replays under {recorder.tracker_base!r}: {names}. Name one to see its results."
             )
         which = "it" if len(runs) == 1 else "one"

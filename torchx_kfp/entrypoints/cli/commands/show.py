@@ -27,7 +27,7 @@ from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lineage import show_lineage
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.entrypoints.cli.recorded import titled
-from torchx_kfp.errors import ArgumentError, MissingResultsError, TrackerError, UnknownRunError
+from torchx_kfp.errors import ArgumentError, NotRecordedError, TrackerError, UnknownRunError
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.tracking.curves import Curve
 from torchx_kfp.tracking.recorder import Artifact, Code, Search, describe_code
@@ -70,7 +70,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
         return
     recorder, chosen = located.recorder, located.choose()
     if not chosen.keys:
-        raise MissingResultsError(located.nothing_recorded(chosen.name))
+        raise NotRecordedError(located.nothing_recorded(chosen.name))
     run_id, *others = chosen.keys
     stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
     if len(stages) > 1:
