@@ -125,3 +125,15 @@ def test_an_older_kfps_file_is_read_by_any(tmp_path: Any) -> None:
     (tmp_path / "old.yaml").write_text(yaml.safe_dump_all([spec, *rest]))
     (finding,) = check_supported(load_pipeline(tmp_path / "old.yaml"))
     assert "sets resources on the task of a distributed stage" in str(finding)
+
+
+def test_settings_of_a_later_version_do_not_reach_replicas(tmp_path: Any) -> None:
+    def pipeline() -> None:
+        task_from_app(app(role()), engine="job")
+
+    spec, *_ = documents(compile_pipeline(pipeline))
+    (label,) = spec["deploymentSpec"]["executors"]
+    kubernetes = {"deploymentSpec": {"executors": {label: {"initContainers": [{"name": "init"}]}}}}
+    (tmp_path / "later.yaml").write_text(yaml.safe_dump_all([spec, {"platforms": {"kubernetes": kubernetes}}]))
+    (finding,) = check_supported(load_pipeline(tmp_path / "later.yaml"))
+    assert "sets initContainers on the task of a distributed stage. KFP does not hand that on" in str(finding)

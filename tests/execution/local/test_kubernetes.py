@@ -4,6 +4,7 @@ import base64
 import dataclasses
 
 import pytest
+import yaml
 from kfp import compiler, dsl, kubernetes
 
 from tests.execution.local.components import shell, shell_out
@@ -57,6 +58,27 @@ def test_settings_that_are_not_applied_and_what_the_application_may_miss_are_sai
         "the volume claim 'claim' (make the directory /no/pvc, or use --docker)",
         "tolerations",
     )
+
+
+def test_settings_of_a_later_version_are_not_applied(execute, tmp_path):
+    """They may be of the cluster only, as most that are known; whoever uses one can still run the pipeline here."""
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script=":")
+
+    loaded = load_pipeline(pipeline)
+    documents = [*yaml.safe_load_all(loaded.text)]
+    kubernetes = {
+        "deploymentSpec": {"executors": {"exec-shell": {"brandNew": {"a": 1}}}},
+        "pipelineConfig": {"later": 2},
+    }
+    file = tmp_path / "later.yaml"
+    file.write_text(yaml.safe_dump_all([documents[0], {"platforms": {"kubernetes": kubernetes}}]))
+    events = []
+    execute(load_pipeline(file), watch=Heard(on_event=events.append))
+    unknown = "(this version does not know the setting)"
+    assert events[0].not_applied == (f"brandNew {unknown}", f"later {unknown}")
 
 
 def test_secrets_that_are_given(execute, monkeypatch):

@@ -45,16 +45,6 @@ def refusal(pipeline, tmp_path, why="fails on KFP"):
             "on KFP.",
         ),
         (
-            "platform['deploymentSpec'] = {'executors': {'exec-write': {'brandNew': {}}}}",
-            "task 'for-loop-2/write' has the Kubernetes setting 'brandNew', which this version does not know. "
-            "Run it on "
-            "KFP.",
-        ),
-        (
-            "platform['pipelineConfig'] = {'brandNew': 1}",
-            "the pipeline has the setting 'brandNew', which this version does not know. Run the pipeline on KFP.",
-        ),
-        (
             "spec['components']['comp-write']['outputDefinitions']['parameters']['../x'] = {'parameterType': 'STRING'}",
             "task 'for-loop-2/write' has the output '../x', which cannot be the name of a file. Rename the output.",
         ),

@@ -116,7 +116,7 @@ _OF_REPLICAS = {
     "priorityClassName": "priority classes",
     "tolerations": "tolerations",
 }
-#: All settings of pipelines that this version knows; others are rejected.
+#: All settings of pipelines that this version knows; others are not applied.
 KNOWN_OF_PIPELINES = {_WORKSPACE, TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
 
 
@@ -168,6 +168,7 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
         for key, setting in POD_SETTINGS.items()
         if not (setting.container if in_container else setting.process) and component.platform.get(key)
     ]
+    kinds += map(_unknown, component.platform.keys() - POD_SETTINGS.keys())
     resources = component.container.resources if component.container is not None else {}
     if in_container and resources.get("accelerator") and not has_gpus:
         kinds.append("accelerator limits")
@@ -189,21 +190,12 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
 
 def pipeline_not_applied(platform: Mapping[str, Any]) -> list[str]:
     """Return the kinds of settings of the pipeline itself that have no effect on this machine."""
-    return [text for key, text in _PIPELINE_NOT_APPLIED.items() if platform.get(key)]
+    known = [text for key, text in _PIPELINE_NOT_APPLIED.items() if platform.get(key)]
+    return [*known, *map(_unknown, platform.keys() - KNOWN_OF_PIPELINES)]
 
 
-def refusals(component: Component) -> Iterator[str]:
-    """Describe settings of the component that this version does not know."""
-    for key in component.platform:
-        if key not in POD_SETTINGS:
-            yield f"has the Kubernetes setting {key!r}, which this version does not know. Run it on KFP"
-
-
-def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
-    """Describe settings of the pipeline itself that this version does not know."""
-    for key in platform:
-        if key not in KNOWN_OF_PIPELINES:
-            yield f"has the setting {key!r}, which this version does not know. Run the pipeline on KFP"
+def _unknown(key: str) -> str:
+    return f"{key} (this version does not know the setting)"
 
 
 def _of_replicas(role: ReplicaRole) -> list[str]:

@@ -46,8 +46,6 @@ def check_pipeline(pipeline: Pipeline, arguments: Mapping[str, Any], *, in_conta
     """
     with reading(f"The pipeline {pipeline.name!r}"):
         found = list(backend.of_run(pipeline, arguments))
-        refused = kubernetes.pipeline_refusals(pipeline.platform)
-        found += [Finding(Kind.NOT_HERE, "the pipeline", text) for text in refused]
         for scoped in walk(pipeline):
             problems = _task_problems(scoped, in_containers)
             found += [Finding(Kind.NOT_HERE, f"task {scoped.path!r}", text) for text in problems]
@@ -131,7 +129,6 @@ def _task_problems(scoped: ScopedTask, in_container: bool) -> Iterator[str]:
         yield f"loops over items that come from neither a constant nor an input. {_ON_KFP}"
     if component.container is not None:
         yield from _container_problems(component, in_container)
-        yield from kubernetes.refusals(component)
 
 
 def _container_problems(component: Component, in_container: bool) -> Iterator[str]:

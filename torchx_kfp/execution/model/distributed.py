@@ -58,3 +58,5 @@ def _handed_on(component: Component, is_handed_on: bool) -> Iterator[str]:
     for key, setting in POD_SETTINGS.items():
         if setting.handed_on is is_handed_on and component.platform.get(key):
             yield setting.words
+    if not is_handed_on:
+        yield from sorted(component.platform.keys() - POD_SETTINGS.keys())

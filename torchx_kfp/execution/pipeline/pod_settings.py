@@ -42,7 +42,7 @@ TIME_LIMIT, FIELDS, METADATA, SHARED_MEMORY = (
     "podMetadata",
     "enabledSharedMemory",
 )
-#: All settings that this version knows, by their keys; pipelines with others are refused.
+#: All settings that this version knows, by their keys; others are not applied here, and count as not handed on.
 POD_SETTINGS: Mapping[str, PodSetting] = {
     TIME_LIMIT: PodSetting("the time limit"),
     FIELDS: PodSetting("variables"),
