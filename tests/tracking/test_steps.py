@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -260,7 +261,6 @@ class TestWriting:
         "raise KeyboardInterrupt": -signal.SIGINT,
         "raise ValueError": 1,
         "import atexit; atexit.register(lambda: run.log(5, loss=0.25))": 0,
-        "import os; os.kill(os.getpid(), 15)": -signal.SIGTERM,
         "import os; run.flush(); os._exit(4)": 4,
         "import os; run.flush(); os.kill(os.getpid(), 9)": -signal.SIGKILL,
     }
@@ -274,10 +274,47 @@ class TestWriting:
         last = (5, 0.25) if "atexit" in end else (4, 4.0)
         assert values(FsspecResultTracker(tmp_path).history(RUN), "loss")[-1] == last
 
+    def test_a_signal_ends_a_process_that_waits_in_c(self, tmp_path: Path) -> None:
+        """A handler in Python waited for a collective that hung, until the process was killed."""
+        code = """
+import ctypes
+run.log(1, loss=0.5)
+print("logged", flush=True)
+semaphore = ctypes.create_string_buffer(64)
+ctypes.CDLL(None).sem_init(semaphore, 0, 0)
+while True:
+    ctypes.CDLL(None).sem_wait(semaphore)
+"""
+        child = start(code, tmp_path)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "logged\n"
+        child.terminate()
+        try:
+            assert child.wait(30) == -signal.SIGTERM
+        finally:
+            child.kill()
+            child.communicate()
+        assert values(FsspecResultTracker(tmp_path).history(RUN), "loss") == [(1, 0.5)], "the first is written at once"
+
+    def test_there_are_no_threads_and_handlers(self, tmp_path: Path) -> None:
+        code = """
+import signal, threading
+run.log(1, loss=0.5)
+print(threading.active_count(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+"""
+        assert start(code, tmp_path).communicate() == ("1 True\n", "")
+
+    def test_threads_log_at_once(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda step: run.log(step, loss=step), range(2000)))
+            list(pool.map(lambda _: run.flush(), range(8)))
+        assert run.history()["loss"].count == 2000
+
     def test_the_applications_own_handler_stays(self, tmp_path: Path) -> None:
         code = """
 import os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: (run.log(2, loss=0.25), sys.exit(7)))
+signal.signal(signal.SIGTERM, lambda *_: (run.log(2, loss=0.25), run.flush(), os._exit(7)))
 run.log(1, loss=0.5)
 os.kill(os.getpid(), signal.SIGTERM)
 """

@@ -264,14 +264,16 @@ def main(words: Sequence[str]) -> None:
         function = load(words[1], words[2])
         values = arguments(function, words[3:], run)
         returned = function(**values)
-    except CallError as error:
-        sys.exit(f"torchx-kfp: {error}")
     except Exception as error:
+        sys.last_value = error  # as Python does: so MLflow is told at the end that this has failed
+        if isinstance(error, CallError):
+            sys.exit(f"torchx-kfp: {error}")
         _print_traceback(error)
         sys.exit(1)
     try:
         record(words[2], returned, run)
     except ResultRefusedError as error:
+        sys.last_value = error
         is_one = isinstance(returned, (Mapping, *KINDS))
         way = "" if is_one else ' Return several by name: return {"loss": ..., "accuracy": ...}.'
         sys.exit(f"torchx-kfp: what {words[2]}() returned cannot be recorded. {error}{way}")

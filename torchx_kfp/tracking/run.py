@@ -130,14 +130,14 @@ class Run:
         return found
 
     def log(self, step: int, metrics: Mapping[str, float] | None = None, /, **named: float) -> None:
-        """Log metrics of one step of a training: ``run.log(step, loss=0.3)``. The call returns at once.
+        """Log metrics of one step of a training: ``run.log(step, loss=0.3)``.
 
-        A background thread writes the metrics: after two seconds, then every five seconds, later less often, down to
-        once a minute, and also when the process ends and on SIGTERM. A process that is killed in another way loses the
-        metrics since the last write; ``flush()`` writes at once. If the store fails, a warning is logged and the next
-        write tries again. However many steps there are, about 1,000 points of a metric are kept, together with the
-        exact last, smallest and largest value. All processes of a stage can log; their values under one name become one
-        curve.
+        The values wait in this process. A call writes them if the last write was some seconds ago, five at first and
+        later up to half a minute; ``flush()`` writes them at once, and so does the end of Python. A process that a
+        signal ends loses what waits: if it handles SIGTERM, let the handler call ``flush()``. If the store fails, a
+        warning is logged and the next write tries again. However many steps there are, about 1,000 points of a metric
+        are kept, together with the exact last, smallest and largest value. All processes of a stage can log; their
+        values under one name become one curve.
 
         Args:
             step: a number that counts batches, epochs or anything else to draw the metrics over.
@@ -314,7 +314,11 @@ class Run:
         return hash(self._identity())
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_fetch_all": None}  # in another process, a run fetches only its own
+        return {
+            **vars(self),
+            "_fetch_all": None,
+            "_mlflow": None,
+        }  # another process fetches its own, and copies nothing
 
     def _identity(self) -> tuple[str, str]:
         return self.id, self._tracker.tracker_base

@@ -4,18 +4,16 @@ Each process of a run has one entry. For each name, it keeps up to ``MAX_POINTS`
 every second one, every fourth one, and so on. The number of values, the last one, the smallest and the largest are
 exact.
 
-Logging makes no request for each step. A thread replaces the entry of the process: after two
-seconds, then every five, and later less often, down to once a minute. A process that is killed loses the metrics since
-the last write. A process that ends, or is asked to end with SIGTERM, writes the rest first.
+Values wait in a buffer. A call of ``log`` writes the entry of the process if the last write was some seconds ago: five
+at first, later more, up to half a minute. The rest is written by ``flush``, and when Python ends. A process that is
+killed loses what waits.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
-import signal
 import threading
 import time
 from collections import deque
@@ -37,13 +35,13 @@ MAX_POINTS, _ALL_POINTS = 1000, 50_000
 MAX_NAMES = 500
 #: The bits of a step, as in MLflow.
 _STEP_BITS = 63
-#: Seconds before the first write, and the least and the most between two writes. Within these bounds, the pause is a
-#: fraction of the time since the start, or a multiple of the time that a write takes.
-_FIRST, _LEAST, _MOST, _PART, _TIMES = 2.0, 5.0, 60.0, 1 / 20, 20
-#: How many values may wait for the thread before the process that logs them adds them to the curves itself.
+#: The least and the most seconds between two writes. Within these bounds, the pause is a fraction of the time since the
+#: first one. It is at least a multiple of the time that a write takes, so that a slow store takes little of a training.
+_LEAST, _MOST, _PART, _TIMES = 5.0, 30.0, 1 / 20, 20
+#: How many values may wait.
 _MANY = 100_000
-#: Seconds for which a process that ends waits while another thread writes. Engines kill some seconds after SIGTERM.
-_LAST, _SIGTERM = 120.0, 5.0
+#: Seconds for which a process that ends waits for the write of another thread.
+_LAST = 120.0
 
 
 def check_step(
@@ -81,7 +79,7 @@ Copies = Callable[[Mapping[str, Sequence[Point]]], None]
 class StepLog:
     """The metrics that one process logs for one run.
 
-    Logging takes no lock, because a signal handler may write while it interrupts ``log``.
+    Its threads and signal handlers can log at once: a value is appended to the buffer, and one of them writes.
     """
 
     def __init__(self, store: Store, run_id: str, copies: Copies | None) -> None:
@@ -92,11 +90,10 @@ class StepLog:
         self._names: set[str] = set()
         self._waiting: deque[tuple[int, float, dict[str, float]]] = deque()
         self._curves: dict[str, GrowingCurve] = {}
-        self._new: dict[str, GrowingCurve] = {}  # for copies, which get each value once
         self._unsaved = False
-        self._lock = threading.RLock()  # of the curves, and for one write at a time
-        with contextlib.suppress(RuntimeError):  # Python does not start threads any more, as at its end
-            threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True).start()
+        self._lock = threading.RLock()  # for one write at a time
+        self._is_writing = False
+        self._first = self._due = time.monotonic()
 
     def log(self, step: int, metrics: Mapping[str, float] | None, named: Mapping[str, float]) -> None:
         """Log metrics of a step; see ``Run.log``."""
@@ -110,56 +107,53 @@ class StepLog:
                 )
             self._names.update(new)
         self._waiting.append((checked[0], time.time(), checked[1]))
-        if len(self._waiting) >= _MANY:
-            self._take()
+        if time.monotonic() >= self._due or len(self._waiting) >= _MANY:
+            self.flush(0)
 
     def flush(self, timeout: float = _LAST) -> bool:
         """Write everything that was logged, after the write of another thread, and return whether it is stored."""
-        if not self._lock.acquire(timeout=timeout):
-            return False
-        try:
-            self._take()
-            if self._unsaved:
-                try:
-                    curves = {name: it.curve() for name, it in self._curves.items()}
-                    add_entry(self._store, self._run_id, {"steps": encode_curves(curves)}, self._name)
-                    self._unsaved = False
-                except Exception as error:  # the training goes on, and the next write includes everything
-                    text = f"The metrics of the run {self._run_id!r} are not stored yet"
-                    kind = type(error).__qualname__
-                    warn_once(
-                        f"{text}. The next write will try again. Further errors of this kind are not shown. "
-                        f"{kind}: {error}",
-                        text + kind,
-                    )
-            new, self._new = self._new, {}
+        if self._waiting or self._unsaved:
+            if not self._lock.acquire(timeout=timeout):
+                return False
+            try:
+                if self._is_writing:  # this is a signal handler, which has interrupted the write
+                    return False
+                self._is_writing = True
+                new = self._write()
+            finally:
+                self._is_writing = False
+                self._lock.release()
             if self._copies and new:
                 self._copies({name: it.curve().points for name, it in new.items()})
-            return not self._unsaved
-        finally:
-            self._lock.release()
+        return not self._unsaved
 
-    def _take(self) -> None:
-        with self._lock:
-            while self._waiting:
-                step, when, metrics = self._waiting.popleft()
-                self._unsaved = True
-                for name, value in metrics.items():
-                    point = Point(step, value, when)
-                    limit = min(MAX_POINTS, _ALL_POINTS // max(1, len(self._curves)))
-                    self._curves.setdefault(name, GrowingCurve()).add(point, limit)
-                    if self._copies:
-                        self._new.setdefault(name, GrowingCurve()).add(point, MAX_POINTS)
-
-    def _work(self) -> None:
-        start = time.monotonic()
-        pause = _FIRST
-        while True:
-            time.sleep(pause)
-            began = time.monotonic()
-            self.flush()
-            now = time.monotonic()
-            pause = max(min(_MOST, max(_LEAST, (now - start) * _PART)), (now - began) * _TIMES)
+    def _write(self) -> dict[str, GrowingCurve]:
+        """Write the entry, and return what is new in it."""
+        began = time.monotonic()
+        new: dict[str, GrowingCurve] = {}
+        while self._waiting:
+            step, when, metrics = self._waiting.popleft()
+            self._unsaved = True
+            for name, value in metrics.items():
+                point = Point(step, value, when)
+                limit = min(MAX_POINTS, _ALL_POINTS // max(1, len(self._curves)))
+                self._curves.setdefault(name, GrowingCurve()).add(point, limit)
+                if self._copies:
+                    new.setdefault(name, GrowingCurve()).add(point, MAX_POINTS)
+        try:
+            curves = {name: it.curve() for name, it in self._curves.items()}
+            add_entry(self._store, self._run_id, {"steps": encode_curves(curves)}, self._name)
+            self._unsaved = False
+        except Exception as error:  # the training goes on, and the next write includes everything
+            text = f"The metrics of the run {self._run_id!r} are not stored yet"
+            kind = type(error).__qualname__
+            warn_once(
+                f"{text}. The next write will try again. Further errors of this kind are not shown. {kind}: {error}",
+                text + kind,
+            )
+        now = time.monotonic()
+        self._due = now + max(_LEAST, min(_MOST, (now - self._first) * _PART), (now - began) * _TIMES)
+        return new
 
 
 #: By process, tracker base and run id. A forked process does not have any yet.
@@ -171,7 +165,6 @@ def step_log(store: Store, run_id: str, copies: Copies | None) -> StepLog:
     key = (os.getpid(), store.base, run_id)
     if key not in _logs:
         _logs.setdefault(key, StepLog(store, run_id, copies))
-        _flush_at_sigterm()
     return _logs[key]
 
 
@@ -182,26 +175,14 @@ def flush(store: Store, run_id: str) -> None:
         found.flush()
 
 
-def _flush_all(timeout: float = _LAST) -> None:
+def _flush_all() -> None:
     for (pid, base, run_id), log in list(_logs.items()):
-        if pid == os.getpid() and not log.flush(timeout):
+        if pid == os.getpid() and not log.flush():
             _logger.warning("The last metrics of the run %r are not stored under the tracker base %r.", run_id, base)
 
 
-def _flush_at_sigterm() -> None:
-    """Write before the process dies of SIGTERM, unless the application handles the signal itself."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
-
-    def end(number: int, frame: object) -> None:
-        _flush_all(_SIGTERM)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, end)
-
-
-# The first is called while threads still run, which HTTP clients need, and also in processes of multiprocessing, where
-# the second is not called. It belongs to Python's concurrent.futures and does not have a public name.
+# The first is called while threads still start, in which HTTP clients look up names, and also in processes of
+# multiprocessing, where the second is not called: that is for what other functions of atexit log. The first belongs to
+# Python's concurrent.futures and does not have a public name.
 getattr(threading, "_register_atexit", atexit.register)(_flush_all)
 atexit.register(_flush_all)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -258,16 +259,12 @@ def test_artifacts_are_uploaded_or_registered(
     assert Path(stored["folder"], "deep", "a.txt").read_text() == "deep"
 
 
-def test_what_a_run_reads_is_recorded_after_a_failure(
+def test_what_a_run_reads_is_recorded(
     tracker: Any, client: MlflowClient, experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = [f"run/prepare/{number}" for number in range(150)]
     for name, text in environ("base", RUN, {"prepare": sources}, {"mlflow": None}).items():
         monkeypatch.setenv(name, text)
-    with monkeypatch.context() as patch:
-        patch.setattr(tracker._client, "create_run", lambda *_, **__: 1 / 0)
-        tracker.add_metadata(RUN, loss=1.0)
-    tracker._paused_until = 0
     tracker.add_metadata(RUN, loss=2.0)
     tracker.add_metadata("run/other/1", loss=2.0)
     tags = {run.info.run_name: run.data.tags.items() for run in runs(client, experiment)}
@@ -476,6 +473,71 @@ def test_a_server_that_is_not_there(tmp_path: Path, experiment: str, monkeypatch
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("The tracker 'mlflow' failed")]
     assert "results under the tracker base are complete" in warning
     assert FsspecResultTracker(tmp_path / "base")[RUN] == {"a": 1.5, "text": "x"}
+
+
+def test_a_server_that_hangs(tmp_path: Path, experiment: str) -> None:
+    """Metrics of steps waited for it, were not stored, and a signal lost them."""
+    code = """
+import os, pickle
+from torchx_kfp.tracking import current_run
+run = current_run()
+for step in range(200):
+    run.log(step, loss=step)
+run.flush()
+run.put(a=1.5)
+assert pickle.loads(pickle.dumps(run)) == run
+os.kill(os.getpid(), 9)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts, and does not answer
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        began = time.monotonic()
+        done = application(code, stage(tmp_path / "base", uri), cwd=tmp_path)
+    assert time.monotonic() - began < 60, "MLflow's own client takes many minutes"
+    assert done.returncode == -9
+    assert len(re.findall("The tracker 'mlflow' failed", done.stderr)) == 1
+    tracker = FsspecResultTracker(tmp_path / "base")
+    assert (tracker.history(RUN)["loss"].count, tracker[RUN]) == (200, {"a": 1.5})
+
+
+def test_a_server_that_refuses_a_record_gets_the_next_ones(
+    tracker: Any, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+
+    tracker.add_metadata(RUN, a=1)
+    mlflow_run = the_run(client, experiment).info.run_id
+    client.delete_run(mlflow_run)
+    tracker.add_metadata(RUN, a=2)
+    assert "in MLflow" not in caplog.text
+    assert "results under the tracker base are complete" in caplog.text
+    client.restore_run(mlflow_run)
+    tracker.add_metadata(RUN, a=3)
+    assert recorded(client, experiment) == {"a": 3.0}
+
+
+def test_names_that_become_one(
+    tracker: Any, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker.add_parameters(RUN, {"x.y": 1, "x": {"y": 2}, "n:1": 0.5})
+    tracker.add_metadata(RUN, **{"n:1": 0.5})
+    tracker.add_metadata(RUN, n_1=0.75)
+    assert "('x.y',) and ('x', 'y') have the same name in MLflow, 'x.y'" in caplog.text
+    assert "'n:1' and 'n_1' have the same name in MLflow, 'n_1'" in caplog.text
+    assert the_run(client, experiment).data.params == {"x.y": "2", "n_1": "0.5"}
+
+
+def test_a_function_that_raises_has_failed(
+    mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "from torchx_kfp.tracking import current_run\n"
+        "def fit():\n    current_run().put(a=1.5)\n    raise RuntimeError('diverged')\n"
+        "def odd():\n    current_run().put(a=1.5)\n    return {'x': object()}\n"
+    )
+    for number, function in enumerate(("fit", "odd")):
+        variables = environ(tmp_path / "base", f"run/{function}/1", trackers={"mlflow": mlflow_server})
+        code = f"from torchx_kfp.tracking import call; call.main(['-m', 'train', '{function}'])"
+        assert application(code, variables, cwd=tmp_path).returncode == 1
+        assert [run.info.status for run in runs(client, experiment)] == ["FAILED"] * (number + 1)
 
 
 @needs("sklearn", "the digits applications need the extra `examples`")

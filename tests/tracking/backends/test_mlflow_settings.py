@@ -11,7 +11,7 @@ from tests.facts import says
 from tests.modules import needs
 from tests.tracking.stages import application, environ
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking import FsspecResultTracker, current_run
+from torchx_kfp.tracking import current_run
 
 pytestmark = needs("mlflow", "the group `dev` has MLflow")
 
@@ -68,47 +68,3 @@ def test_a_module_that_is_missing_or_another_one_is_an_error_at_once(module: str
     *_, message = done.stderr.splitlines()
     assert message.startswith('torchx_kfp.errors.TrackerError: The tracker "mlflow" needs MLflow and TorchX')
     assert 'pip install "torchx-kfp[mlflow]"' in message
-
-
-#: A server that is down at first, and fails slowly.
-DOWN = """
-import mlflow, time
-calls, slow = [], 0
-def search(self, *_):
-    if time.monotonic() < up:
-        time.sleep(slow)
-        raise {"a": OSError, "b": RuntimeError}[run.results()["error"]]("it is down")
-    return [mlflow.entities.Run(mlflow.entities.RunInfo("1", "1", "u", "RUNNING", 0, 0, "active"), None)]
-mlflow.MlflowClient.search_runs = search
-mlflow.MlflowClient.get_experiment_by_name = lambda *_: mlflow.entities.Experiment("1", "x", "", "active")
-mlflow.MlflowClient.update_run = mlflow.MlflowClient.set_terminated = lambda *_, **__: None
-mlflow.MlflowClient.log_batch = lambda _, run_id, metrics=(), **__: calls.extend(it.key for it in metrics)
-mlflow.entities.Run.data = mlflow.entities.RunData()
-up = time.monotonic() + 600
-"""
-
-
-def test_a_failure_is_a_warning_once_for_each_kind_of_error(tmp_path: Path) -> None:
-    code = START + DOWN + "for error in 'aaba':\n    run.put(error=error)\n    time.sleep(0.1)\nrun.put(last=1)"
-    warnings = application(code, stage(tmp_path), cwd=tmp_path, check=True).stderr.splitlines()
-    assert len(warnings) == 2, warnings
-    assert warnings[0] == (
-        "The tracker 'mlflow' failed, and lacks records of the run 'run/train/1' in the experiment 'torchx-kfp'; the "
-        "results under the tracker base are complete. Further errors of this kind are not shown. OSError: it is down"
-    )
-    assert warnings[1].endswith("RuntimeError: it is down")
-    assert FsspecResultTracker(tmp_path / "base")[RUN] == {"error": "a", "last": 1}
-
-
-def test_a_server_that_takes_long_to_fail_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    code = f"""{START}{DOWN}
-slow = 0.3
-started = time.monotonic()
-run.put(error="a")
-took, up = time.monotonic() - started, 0
-run.put(early=1)
-time.sleep(10 * took)
-run.put({{"late": 1, "self": 2, "run_id": 3}})
-print(calls)
-"""
-    assert application(code, stage(tmp_path), cwd=tmp_path, check=True).stdout == "['late', 'self', 'run_id']\n"

@@ -1,9 +1,9 @@
 """A tracker for ``torchx.tracker`` on MLflow: results become metrics of MLflow's runs, metadata becomes parameters.
 
 It only writes, and only in the first process of a stage: MLflow gets copies of what ``current_run()`` and TorchX's
-``AppRun`` record, and the tracker base is where records are read. If MLflow fails, the stage goes on, and its log has a
-warning. Each run id has one run in MLflow, which the tag ``torchx.run_id`` names. All calls name the run, so an
-application that uses MLflow itself keeps its own active run.
+``AppRun`` record, in the same calls and after it is stored under the tracker base, where records are read. A
+server that fails is left out from then on, with a warning in the log. Each run id has one run in MLflow, which the tag
+``torchx.run_id`` names. All calls name the run, so an application that uses MLflow itself keeps its own active run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import logging
-import math
 import numbers
 import os
 import re
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torchx_kfp.common.extras import install_line
+from torchx_kfp.common.text import shown
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import NotInStageError, TrackerError
 from torchx_kfp.tracking.curves import Point
@@ -56,11 +56,21 @@ _REFUSED = re.compile(r"[^\w\-. /]")
 #: The longest name in characters. MLflow accepts 250, but tags of artifacts have a prefix.
 _LONGEST_NAME = 220
 
-#: After a failure, MLflow is not called for this many times as long as the failure took. So a server that is gone takes
-#: a tenth of the time, however often a stage records.
-_PAUSE = 9
+#: MLflow's settings for calls from here, unless the user has set them. By its own, a server that hangs takes minutes.
+_SHORT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 _logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _short_timeouts() -> Iterator[None]:
+    given = {name: text for name, text in _SHORT.items() if name not in os.environ}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name in given:
+            os.environ.pop(name, None)
 
 
 def _copies(record: Callable[..., None]) -> Callable[..., None]:
@@ -68,22 +78,24 @@ def _copies(record: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(record)
     def call(self: MlflowTracker, run_id: str, /, *given: Any, **named: Any) -> None:
-        with self._lock:  # a thread copies steps
-            started = time.monotonic()
-            if started < self._paused_until:
+        with self._lock:
+            if self._client is None:
                 return
             try:
-                record(self, run_id, *given, **named)
+                with _short_timeouts():
+                    record(self, run_id, *given, **named)
             except Exception as error:
-                ended = time.monotonic()
-                self._paused_until = ended + _PAUSE * (ended - started)
                 kind = type(error).__qualname__
-                warn_once(
+                text = (
                     f"The tracker 'mlflow' failed, and lacks records of the run {run_id!r} in the experiment "
-                    f"{self._experiment!r}; the results under the tracker base are complete. Further errors of this "
-                    f"kind are not shown. {kind}: {error}",
-                    f"mlflow {kind}",
+                    f"{self._experiment!r}; the results under the tracker base are complete."
                 )
+                # It has answered that it does not accept this.
+                if isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500:
+                    warn_once(f"{text} Further errors of this kind are not shown. {kind}: {error}", f"mlflow {kind}")
+                else:
+                    self._client = None
+                    _logger.warning("%s MLflow gets no more records of this process. %s: %s", text, kind, error)
 
     return call
 
@@ -107,7 +119,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._parameters: dict[tuple[str, str], str] = {}
         self._last_time = 0
         self._last_steps: dict[tuple[str, str], int] = {}
-        self._paused_until = 0.0 if is_main else math.inf
+        self._names: dict[tuple[str, bool], object] = {}
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)  # another thread may hold it
         self._pid = os.getpid()
@@ -120,7 +132,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._last_time = now = max(int(time.time() * 1000), self._last_time + 1)
         metrics, tags = [], {}
         for name, value in kwargs.items():
-            key = _name_for_mlflow(name)
+            key = self._name(name)
             try:
                 if isinstance(value, numbers.Real):
                     metrics.append(Metric(key, float(value), now, self._last_steps.get((run_id, key), 0)))
@@ -134,7 +146,9 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     def add_parameters(self, run_id: str, parameters: Mapping[str, object]) -> None:
         """Record hyperparameters, one by one if they are in a dict. MLflow has each once: a new value becomes a tag."""
         mlflow_run = self._run(run_id)
-        given = {_name_for_mlflow(name): text for name, text in _flat(parameters)}
+        given: dict[str, str] = {}
+        for path, text in _flat(parameters):
+            given[self._name(".".join(path), path)] = text
         changed = {key: text for key, text in given.items() if self._parameters.setdefault((run_id, key), text) != text}
         if changed:
             warn_once(f"MLflow keeps the first value of a parameter. Others are tags: {', '.join(changed)}.")
@@ -146,7 +160,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         """Record metrics of steps."""
         entries = []
         for name, series in points.items():
-            key = _name_for_mlflow(name)
+            key = self._name(name)
             # MLflow shows a metric's value at the last step. A result with this name must come after it.
             self._last_steps[run_id, key] = max(self._last_steps.get((run_id, key), 0), *(it.step for it in series))
             entries += [Metric(key, point.value, int(point.time * 1000), point.step) for point in series]
@@ -155,7 +169,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     @_copies
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
         """Upload a local file or folder under the artifact's name. A URL is kept as a tag."""
-        mlflow_run, key = self._run(run_id), _name_for_mlflow(name)
+        mlflow_run, key = self._run(run_id), self._name(name)
         local = path.removeprefix("file://")
         if local and "://" not in local:
             is_folder = os.path.isdir(local)
@@ -181,6 +195,15 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         )
 
     artifacts = metadata = sources = lineage = run_ids = _cannot_read
+
+    def _name(self, name: str, path: tuple[str, ...] = ()) -> str:
+        """Return MLflow's name, and report a second metric, tag or artifact, or parameter with a path, that gets it."""
+        key = _name_for_mlflow(name)
+        other = self._names.setdefault((key, bool(path)), path or name)
+        if other != (path or name):
+            both = f"{shown(other)} and {shown(path or name)}"
+            warn_once(f"{both} have the same name in MLflow, {key!r}: the last one counts.")
+        return key
 
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()
@@ -217,9 +240,9 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     def _end(self) -> None:
         """Tell MLflow how this process has ended."""
         status = "FAILED" if hasattr(sys, "last_value") else "FINISHED"  # set when an exception has reached the top
-        for run_id, mlflow_run in self._open.items() if os.getpid() == self._pid else ():
+        for run_id, mlflow_run in self._open.items() if self._client and os.getpid() == self._pid else ():
             try:
-                with contextlib.redirect_stdout(sys.stderr):  # it prints the run's URL
+                with _short_timeouts(), contextlib.redirect_stdout(sys.stderr):  # it prints the run's URL
                     self._client.set_terminated(mlflow_run, status)
             except Exception as error:  # the server may be gone by now
                 _logger.warning("MLflow was not told that the run %r has ended: %s", run_id, error)
@@ -287,13 +310,14 @@ def _name_for_mlflow(name: str) -> str:
     return taken
 
 
-def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the values of dicts in each other, with their paths."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flat(value, (*above, name))
         else:
             is_json = value is None or isinstance(value, (Mapping, list, tuple))
-            yield f"{prefix}{name}", _to_json(value) if is_json else str(value)
+            yield (*above, name), _to_json(value) if is_json else str(value)
 
 
 def _to_json(value: object) -> str:
