@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from torchx_kfp.common.safe_files import PRIVATE
 from torchx_kfp.common.text import UUID, listed
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_message, this_command
@@ -35,18 +35,17 @@ from torchx_kfp.errors import (
     UnknownRunError,
 )
 from torchx_kfp.execution.host.settings import flag, read_settings
+from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.history import RunReader, find_run, is_run, read_run
-from torchx_kfp.execution.runs.record import RunRecord, missing, untracked, why_not_read
+from torchx_kfp.execution.runs.record import RunRecord, untracked
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
-from torchx_kfp.tracking.tracker import absolute_base
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.run import HostRun
-    from torchx_kfp.execution.report.model import RunView
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class Lookup:
         from torchx_kfp.execution.host.run import HostRun
 
         host = connect(self.flags)
-        return HostRun(host.connection, host.find(run), trusted_bases=[self.base or ""], **reading)
+        return HostRun(host.connection, host.find(run), named_bases=[self.base or ""], **reading)
 
     def recorded(self, source: RunSource, part: str = "") -> Recorded:
         """Return the records of a run, or of a part of it; the errors are those of ``base_of``."""
@@ -171,14 +170,6 @@ class Lookup:
                 raise
             return Recorder(base, patience=SHORT_PATIENCE)  # a base that no stage uses need not exist
 
-    def view(self, source: RunSource) -> RunView:
-        """Return a run as its report shows it, with the tracker base that the user has named, if it needs that."""
-        from torchx_kfp.execution.report.model import view_of
-
-        found = view_of(source)
-        bases = {stage.result.tracker_base for stage in found.stages if stage.result.tracker_base}
-        return replace(found, trusted_bases=self.trusted_bases(bases, ran_here=found.record.folder is not None))
-
     def base_of(self, record: RunRecord) -> str:
         """Return the tracker base of a run: its argument, or the one that its stages have used.
 
@@ -194,21 +185,8 @@ class Lookup:
             if not bases:
                 why = f"has no argument {TRACKER_BASE!r}, and none of its stages has said where it records"
             raise ArgumentError(f"The run {record.run_id} {why}. Name one: --tracker-base.")
-        self.verify_trusted(bases[0], ran_here=record.folder is not None)
+        record.verify_read(bases[0])
         return record.absolute_base(bases[0])
-
-    def verify_trusted(self, base: str, *, ran_here: bool) -> None:
-        """Raise TrackerBaseError for a base that is not read here if only a run names it."""
-        if why := why_not_read(base, self.trusted_bases([base], ran_here=ran_here), ran_here=ran_here):
-            raise TrackerBaseError(missing(base, why))
-
-    def trusted_bases(self, bases: Iterable[str], *, ran_here: bool) -> tuple[str, ...]:
-        """Return the tracker base that the user has named, if one of these bases needs that to be read.
-
-        Otherwise, the settings of the host are not read: most runs on this machine do not need them.
-        """
-        is_needed = any(why_not_read(base, (), ran_here=ran_here) for base in bases)
-        return (read_settings(self.flags).tracker_base,) if is_needed else ()
 
 
 def finds_runs(*, recorded: bool = False) -> Decorator:
@@ -234,18 +212,17 @@ def usual_base(output_dir: str | None = None) -> str | None:
         output_dir: the directory with the folders of runs on this machine, of which the newest has the base if no
             setting names one; None if only a setting counts.
     """
-    from torchx_kfp.execution.local.executors.mounts import local_path
-
     settings = read_settings({})
     base, why = settings.tracker_base, settings.source("tracker_base")
     if not base and output_dir is not None:
         try:
-            record = read_run(find_run(output_dir, LATEST))
-            base, why = Lookup().base_of(record), record.run_id
+            folder = find_run(output_dir, LATEST)
+            base, why = Lookup().base_of(read_run(folder)), folder.name
         except (ArgumentError, TrackerBaseError):
             return None
-        # The folder of a run may be somebody else's, and name any folder of this machine.
-        if (folder := local_path(absolute_base(base))) is not None and not record.bases_among([folder]):
+        # The folder may be somebody else's, and all files of the base are listed.
+        signs = [os.path.join(base.removeprefix("file://"), sign) for sign in (PRIVATE, folder.name)]
+        if not is_object_store(base) and not any(map(os.path.isdir, signs)):
             return None
     if not base:
         return None

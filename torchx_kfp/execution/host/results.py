@@ -62,12 +62,12 @@ def find_run_ids(
 class ResultReader:
     """Reads the results of stages from tracker bases. A base that cannot be read is a sentence in ``problems``."""
 
-    def __init__(self, trusted_bases: Collection[str] = (), *, run_ids_only: bool = False) -> None:
+    def __init__(self, named_bases: Collection[str] = (), *, run_ids_only: bool = False) -> None:
         """Take the tracker bases that the user has named.
 
         ``run_ids_only`` tells whether to find run ids, and leave their results to the caller.
         """
-        self._trusted_bases, self._run_ids_only = trusted_bases, run_ids_only
+        self._named_bases, self._run_ids_only = named_bases, run_ids_only
         #: When a base could not be read, and the sentence about it.
         self._failed: dict[str, tuple[float, str]] = {}
 
@@ -96,7 +96,7 @@ class ResultReader:
         if time.monotonic() - failed_at < AGAIN:
             return None
         found: _Result | None = None
-        if not (why := why_not_read(base, self._trusted_bases)):
+        if not (why := why_not_read(base, self._named_bases)):
             outcome = in_thread(ask)
             if not wait([outcome], DEADLINE).done:
                 why = f"it has not answered within {DEADLINE:g} s"

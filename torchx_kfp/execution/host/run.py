@@ -65,7 +65,7 @@ class HostRun(ReadableRun):
         *,
         say: Callable[[str], object] | None = None,
         reads: Literal["all", "run ids", "none"] = "all",
-        trusted_bases: Collection[str] = (),
+        named_bases: Collection[str] = (),
         raw_logs: bool = False,
     ) -> None:
         """Name the run. Nothing is asked yet.
@@ -76,8 +76,8 @@ class HostRun(ReadableRun):
             say: gets sentences about a host that does not answer, and about logs that cannot be read. By default, they
                 are written to stderr.
             reads: whether to read the results of stages, or to find their run ids only.
-            trusted_bases: the tracker bases that the user has named for this run, besides the setting: see
-                ``ResultReader``.
+            named_bases: the tracker bases that the user has named for this run, besides the setting: see
+                ``RunRecord.why_not_read``.
             raw_logs: whether logs keep the lines that KFP's launcher prints.
         """
         self.run_id = run_id
@@ -85,10 +85,9 @@ class HostRun(ReadableRun):
         self._path = f"{V2BETA1}/runs/{quote(run_id, safe='')}"
         self._connection = connection
         self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
-        self.named_base = connection.settings.tracker_base
-        self._trusted_bases = {self.named_base, *trusted_bases}
+        self._named_bases = {connection.settings.tracker_base, *named_bases}
         self._reads = reads
-        self._results = ResultReader(self._trusted_bases, run_ids_only=reads == "run ids")
+        self._results = ResultReader(self._named_bases, run_ids_only=reads == "run ids")
         self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)
         #: The run's pipeline, from the first answer that has it, and why the last one has none, as a sentence.
         self._pipeline: RunPipeline | None = None
@@ -432,6 +431,7 @@ class HostRun(ReadableRun):
             link=self.link,
             name=str(run.get("display_name") or ""),
             arguments=first.arguments,
+            named_bases=self._named_bases,
             corrupt=problems,
         )
 

@@ -105,7 +105,7 @@ def start_run(
     prepared.upload(say)
     run_id = host.submit(prepared.pipeline, prepared.arguments, submission)
     prepared.record(run_id, warn)
-    return HostRun(host.connection, run_id, trusted_bases=prepared.bases)
+    return HostRun(host.connection, run_id, named_bases=prepared.bases)
 
 
 def _warn(sentence: str) -> None:

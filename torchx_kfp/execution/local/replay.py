@@ -43,7 +43,7 @@ from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import RunFinished, RunStarted, StageFinished, StageStarted
 from torchx_kfp.execution.runs.history import RunReader, find_run
 from torchx_kfp.execution.runs.journal import Journal
-from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
+from torchx_kfp.execution.runs.record import RunRecord, missing
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import Invocation, RunSource
 from torchx_kfp.execution.runs.vocabulary import State
@@ -52,8 +52,6 @@ from torchx_kfp.tracking.recorder import REPLAY, REPLAY_OF, SHORT_PATIENCE, Reco
 
 #: The folder of replays in an output folder.
 REPLAYS = "replays"
-#: What the user has set for the tracker base of runs on a host.
-_NAMED_BASE = "TORCHX_KFP_TRACKER_BASE"
 #: The variable of a shell that has the file which runs the stage's command.
 COMMAND_FILE = "TORCHX_KFP_REPLAY"
 #: Starts a program in a folder whose code comes first, in place of the workspace of the run.
@@ -185,7 +183,6 @@ def replay(
     invocation = run.invocation(stage)
     overrides = Overrides(os.path.abspath(workspace) if workspace else "", tracker_base, shell, env or {})
     options: RunKeywords = {"docker": docker, "mounts": mounts, "copy_from": copy_from, "directory": directory}
-    named_base = run.named_base or os.environ.get(_NAMED_BASE, "")
     say = say or (lambda sentence: Terminal(sys.stderr).write_lines([sentence]))
     record = invocation.record
     if overrides.code and not os.path.isdir(overrides.code):
@@ -204,7 +201,7 @@ def replay(
         Journal(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
     ):
         context = make_context(folder, chosen, given, containers, runs)
-        plan, differs = _plan(invocation, context, overrides, named_base)
+        plan, differs = _plan(invocation, context, overrides)
         where = record.link or str(record.folder)
         say(f"Replays {invocation.name} ({where}).{' What is not as it was:' if differs else ''}")
         for sentence in differs:
@@ -279,9 +276,7 @@ def _run(
     return result
 
 
-def _plan(
-    invocation: Invocation, context: RunContext, overrides: Overrides, named_base: str
-) -> tuple[AttemptPlan, tuple[str, ...]]:
+def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, tuple[str, ...]]:
     """Return the plan of the attempt here, and what is not as it was, in sentences.
 
     Raises:
@@ -295,11 +290,9 @@ def _plan(
         raise
     except ValueError as error:
         raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
-    base, ran_here = plan.tracker_base, invocation.record.folder is not None
-    if base and not overrides.tracker_base:
-        why = why_not_read(base, [named_base], ran_here=ran_here)
-        if why:
-            raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
+    base = plan.tracker_base
+    if base and not overrides.tracker_base and (why := invocation.record.why_not_read(base)):
+        raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
     environ: dict[str, str] = {}
     run_id = ""
     if facts.stage and facts.tracker_base:

@@ -22,7 +22,7 @@ from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, outline, walk
 from torchx_kfp.execution.runs.history import read_run
-from torchx_kfp.execution.runs.record import RunRecord, missing, why_not_read
+from torchx_kfp.execution.runs.record import RunRecord, missing
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.state import RunState, Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
@@ -37,13 +37,12 @@ _FIELD = re.compile(r"\[(?P<quote>[\"'])(?P<name>.*)(?P=quote)\]$")
 class RunView:
     """A run as its record shows it at the time ``now``. Times are in seconds since the epoch.
 
-    ``spec`` is None if the pipeline is not known, and ``trusted_bases`` are the tracker bases that the user has named.
+    ``spec`` is None if the pipeline is not known.
     """
 
     record: RunRecord
     spec: Pipeline | None
     now: float
-    trusted_bases: tuple[str, ...] = ()
 
     @property
     def run(self) -> RunState:
@@ -204,7 +203,7 @@ def read_tracked(run: RunView) -> Tracked:
         if base and run_id:
             run_ids.setdefault(base, []).append(run_id)
     for base, wanted in run_ids.items():
-        if why := why_not_read(base, run.trusted_bases, ran_here=run.record.folder is not None):
+        if why := run.record.why_not_read(base):
             problems.append(missing(base, why))
             continue
         try:

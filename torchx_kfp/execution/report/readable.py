@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 from torchx_kfp.execution.runs.source import RunSource
@@ -13,12 +11,11 @@ from torchx_kfp.execution.runs.source import RunSource
 class ReadableRun(RunSource):
     """A run that can be read by people, also while it is in progress."""
 
-    def report(self, path: str | os.PathLike[str] | None = None, *, trusted_bases: Collection[str] = ()) -> Path:
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the run as one HTML page, as ``torchx-kfp report`` does, and return the page's path.
 
         Args:
             path: the file. Default: ``report.html`` in the run's folder; of a run on KFP, ``<pipeline>-<run id>.html``.
-            trusted_bases: tracker bases other than object stores from which results on a host are read.
 
         Raises:
             ArgumentError: the file cannot be written, or the run has no event yet.
@@ -26,4 +23,4 @@ class ReadableRun(RunSource):
         from torchx_kfp.execution.report.model import view_of
         from torchx_kfp.execution.report.page import write_report  # loads what draws it
 
-        return write_report(replace(view_of(self), trusted_bases=tuple(trusted_bases)), path)
+        return write_report(view_of(self), path)

@@ -42,6 +42,8 @@ _PIECE = 1 << 20
 _DESCRIBED = 5
 #: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
 _DEEPEST = 200
+#: What the user has set for the tracker base of commands.
+TRACKER_BASE = "TORCHX_KFP_TRACKER_BASE"
 #: The names of runs and of pods on this machine, which are those of folders.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -215,6 +217,7 @@ class RunReader(RunSource):
             arguments=self._request.arguments or (first.arguments if first else {}),
             options=self._request.options,
             command=self._request.command,
+            named_bases=(os.environ.get(TRACKER_BASE, ""),),
             corrupt=(*self._corrupt, *self._reader.corrupt),
         )
 

@@ -1,8 +1,8 @@
 """A run as it is recorded, in a folder of this machine or on a KFP host, and the tracker bases that it names.
 
-A run's author and its host name the tracker base, and a run's folder may come from somebody else. So a server is read
-only if the user has named that base, too: it could be a service that only this machine reaches. The same holds for a
-directory that a host names: it could have the user's own files. Runs in folders record in directories of this machine.
+Commands that read a run read the tracker base that it names: in an object store or, if the run is in a folder, in a
+directory of this machine. A directory that a host names could have the user's own files, and a server could be one that
+only this machine reaches: such a base is read if the user names it, too.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.safe_files import PRIVATE
 from torchx_kfp.common.text import listed, printable, shorten, shown
-from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.errors import PipelineFileError, TrackerBaseError
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
@@ -27,10 +26,6 @@ from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import absolute_base
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-#: The id of a run on this machine (``make_run_name``).
-_RUN = re.compile(r"[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,8 @@ class RunRecord:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     command: CommandLine | None = None
+    #: The tracker bases that the user has named: see ``why_not_read``.
+    named_bases: Collection[str] = ()
     #: Sentences about parts of the record that could not be read.
     corrupt: tuple[str, ...] = ()
 
@@ -66,17 +63,14 @@ class RunRecord:
         directory = self.options.get("directory")
         return absolute_base(base, directory) if isinstance(directory, str) else base
 
-    def bases_among(self, places: Iterable[str]) -> list[str]:
-        """Return the folders among these that have been tracker bases, if the run is in a folder.
+    def why_not_read(self, base: str) -> str:
+        """Say why a tracker base that the run names is not read on this machine; empty if it is."""
+        return why_not_read(base, self.named_bases, ran_here=self.folder is not None)
 
-        It may be somebody else's, and could name any folder of this machine as one that its user has named.
-        """
-        signs = [PRIVATE, *([self.run_id] if _RUN.fullmatch(self.run_id) else [])]
-        return [
-            place
-            for place in (places if self.folder is not None else ())
-            if os.path.isabs(place) and any(os.path.isdir(os.path.join(place, sign)) for sign in signs)
-        ]
+    def verify_read(self, base: str) -> None:
+        """Raise TrackerBaseError for a tracker base that is not read on this machine if only the run names it."""
+        if why := self.why_not_read(base):
+            raise TrackerBaseError(missing(base, why))
 
     @property
     def duration(self) -> float:
@@ -89,32 +83,29 @@ def missing(base: str, why: str) -> str:
     return f"Results are missing: the tracker base {shown(base)} cannot be read here: {why}."
 
 
-def why_not_read(base: str, trusted_bases: Collection[str], *, ran_here: bool = False) -> str:
+def why_not_read(base: str, named_bases: Collection[str], *, ran_here: bool = False) -> str:
     """Say why a base that a run names is not read on this machine; empty if it is.
 
     Args:
         base: the base.
-        trusted_bases: the bases that the user has named.
+        named_bases: the bases that the user has named.
         ran_here: whether the run is in a folder, so that directories are those of this machine.
     """
-    if is_object_store(base):
+    place = _place(base)
+    is_chained = "::" in place  # fsspec may find the name of any server in a file
+    is_local, is_memory = "://" not in place and not is_chained, place.startswith("memory://") and not is_chained
+    if is_object_store(base) or (ran_here and (is_local or is_memory)):
         return ""
-    scheme = _SCHEME.match(base)
-    # What is behind reference::/file may be on any server.
-    protocol = "" if "::" in base else scheme[1].lower() if scheme else "file"
-    is_local = protocol in ("file", "local") and "://" not in _place(base)
-    if ran_here and (is_local or protocol == "memory"):
-        return ""
-    if protocol == "memory":
+    if is_memory:
         return "it is in the memory of the stages' processes"
-    if is_local and not os.path.isabs(_place(base)):
+    if is_local and not os.path.isabs(place):
         return "it is relative to the directory in which the stages run"
-    if _place(base) not in map(_place, trusted_bases):
+    if place not in map(_place, named_bases):
         where = "a directory of the pods" if is_local else "not in an object store"
         when = "this machine has the same volume there" if is_local else "you trust it"
         command = shorten(printable(shlex.join(["export", f"TORCHX_KFP_TRACKER_BASE={base}"])), 300)
         return f"it is {where}, and only the run names it. Use s3://bucket/results or, if {when}, name it: {command}"
-    if is_local and not os.path.isdir(_place(base)):
+    if is_local and not os.path.isdir(place):
         return "there is no such directory. Mount the same volume here at this path, or use s3://bucket/results"
     return ""
 
@@ -147,11 +138,6 @@ def _tracked(run: RunRecord) -> set[str] | None:
         return {stage.name for stage in stages if stage.facts.tracker_base is not None}
     except PipelineFileError:
         return None
-
-
-def same_base(one: str, other: str) -> bool:
-    """Tell whether two tracker bases are the same place."""
-    return _place(one) == _place(other)
 
 
 def _place(base: str) -> str:

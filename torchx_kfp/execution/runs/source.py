@@ -29,8 +29,6 @@ class RunSource(ABC):
     """A run that can be read repeatedly while it is in progress: ``RunReader`` and ``HostRun``."""
 
     run_id: str
-    #: The tracker base that the user has set for runs on a host; empty if the run is not on one.
-    named_base = ""
 
     @abstractmethod
     def read(self) -> RunRecord:

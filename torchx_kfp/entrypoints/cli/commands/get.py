@@ -174,7 +174,7 @@ def _get_code(run: str, folder: str | None, lookup: Lookup, *, only_lists: bool)
     if digest is None:
         raise ArgumentError(f"{url!r} of the run {record.run_id} does not name a stored workspace.")
     base = url.removesuffix(f"/{workspace_key(digest)}")
-    lookup.verify_trusted(base, ran_here=record.folder is not None)
+    record.verify_read(base)
     archive = read_workspace(Recorder(record.absolute_base(base), patience=SHORT_PATIENCE).store, digest)
     try:
         sizes = {member.name: member.size for member in members(archive)}

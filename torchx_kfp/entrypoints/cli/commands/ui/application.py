@@ -25,6 +25,7 @@ from torchx_kfp.entrypoints.cli.conditions import parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.execution.report.model import view_of
 from torchx_kfp.execution.report.page import fill, render
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES
 
@@ -53,7 +54,7 @@ class Application:
     """Answers requests for the page."""
 
     def __init__(self, lookup: Lookup, token: str) -> None:
-        self._lookup, self._token, self._runs = lookup, token.encode(), Runs(lookup)
+        self._token, self._runs = token.encode(), Runs(lookup)
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., object]) -> list[bytes]:
         """Answer a request, as WSGI does it."""
@@ -145,7 +146,7 @@ class Application:
         run = self._run(dict(query).get("run", ""))
         if run.find is None:
             raise click.UsageError(f"Only records of {run.row['run']} are known, and not the run itself.")
-        return render(self._lookup.view(run.find()), None)
+        return render(view_of(run.find()), None)
 
     def _run(self, key: str) -> ListedRun:
         runs, _ = self._runs.read()
