@@ -19,6 +19,7 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Program
 from torchx_kfp import task_from_app
+from torchx_kfp.contract.carried.cluster_stage import object_name
 from torchx_kfp.host import attach, connect
 from torchx_kfp.local import State, Watch, load_pipeline
 from torchx_kfp.tracking import FsspecResultTracker
@@ -278,3 +279,35 @@ def test_an_attempt_that_records_nothing_hides_those_before_it(retried: Retried)
     [train] = [event for event in events if (event["event"], event.get("name")) == ("stage_finished", "train")]
     assert (train["attempts"], train["pods"]) == (2, 1), "the table says the same"
     assert train["run_id"].endswith("_2"), "it has recorded its start"
+
+
+def test_replicas_that_may_go_on_after_a_cancel_are_named(retried: Retried) -> None:
+    @dsl.pipeline(name="long")
+    def long(base: str):
+        app = python("train", "import time; print('begun', flush=True); time.sleep(300)", num_replicas=2)
+        task_from_app(app, tracker_base=base, engine="job")
+        task_from_app(python("plain", "import time; time.sleep(300)"), tracker_base=base)
+
+    run_id = retried.submit(long)
+    run = attach(run_id, host=retried.host.url)
+    wait_until(
+        lambda: {"train", "plain"} <= {stage.name for stage in run.read().run.stages if stage.state is State.RUNNING}
+    )
+    assert run.left_replicas() == []
+    done = retried.program("cancel", run_id)
+    assert done.returncode == 0, done.stderr
+    said = re.search(r"Replicas of train may go on\. To end them: (.*)", done.stderr)
+    assert said is not None, done.stderr
+    assert re.fullmatch(r"kubectl delete jobs\.batch train-[0-9a-f]{10} -n kubeflow", said[1])
+    assert "plain may go on" not in done.stderr
+    run.wait(Watch())
+    assert run.left_replicas() == [said[0]]
+    assert said[0] in retried.program("watch", run_id, "-q").stderr
+
+
+def test_the_name_of_replicas_is_that_of_a_cluster() -> None:
+    """Seen on KFP 2.17: the second attempt follows the object of the first one."""
+    for attempt in (0, 1):
+        node = f"l5-adopt-mkrpz(0).root(0).adopt-job(0).executor({attempt})"
+        name = object_name("adopt-job", "a421a9f6-0ac9-4ee2-ad04-827ef784f1d0", node)
+        assert name == "adopt-job-bfdc380444"

@@ -41,6 +41,12 @@ from torchx_kfp.contract.carried.replica_roles import (
 )
 
 
+def object_name(stage: str, run_id: object, node: str, /) -> str:
+    """Return the name of a stage's object, from the stage's name, the run and the Argo node of any attempt."""
+    node = re.sub(r"\(\d+\)", "", node)  # ``(1)`` counts attempts, ``(0:0)`` is an iteration
+    return f"{stage}-{hashlib.sha256(f'{run_id} {node}'.encode()).hexdigest()[:10]}"
+
+
 def state_of(spec: Any, found: Any, /) -> str:
     """Return ``succeeded``, ``failed`` or nothing."""
     value = found
@@ -69,10 +75,7 @@ class ClusterStage:
         self.counts = counts
         self.given = executor_input
         self.cluster = Cluster(spec["engine"])
-        # ``(1)`` counts attempts, ``(0:0)`` is an iteration.
-        node = re.sub(r"\(\d+\)", "", os.environ["KFP_ARGO_NODE"])
-        digest = hashlib.sha256(f"{os.environ.get('KFP_RUN_ID')} {node}".encode()).hexdigest()
-        self.name = f"{spec['stage']}-{digest[:10]}"
+        self.name = object_name(spec["stage"], os.environ.get("KFP_RUN_ID"), os.environ["KFP_ARGO_NODE"])
         self.collection = self.cluster.path(spec["api"], spec["plural"])
         self.object = f"{self.collection}/{self.name}"
         self.pod, self.uid = os.environ.get("KFP_POD_NAME", ""), os.environ.get("KFP_POD_UID")

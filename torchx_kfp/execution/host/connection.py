@@ -170,6 +170,11 @@ class Connection:
             return self.settings.host or "KFP"
         return self._base(self._client)
 
+    @property
+    def pods(self) -> str:
+        """The namespace of the pods of runs, for messages."""
+        return self.settings.namespace or self.settings.service_namespace
+
     @cached_property
     def namespace(self) -> str:
         """The user's namespace; empty in a single-user installation."""

@@ -99,6 +99,10 @@ class Nodes:
         self.read.add(name)
         return _node(self.workflow, self.has_ids, record)
 
+    def node_of(self, pod: str) -> str:
+        """Return the name of a pod's node; empty if there is none."""
+        return next((name for name in self.records if (node := self.get(name)) is not None and node.pod == pod), "")
+
     def unread_pods(self) -> list[str]:
         """Return the names of the pods that nobody has read, neither them nor the node whose attempts they are."""
         pods = (name for name, record in self.records.items() if record.get("type") == "Pod")

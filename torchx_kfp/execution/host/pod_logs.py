@@ -172,7 +172,7 @@ class StageLogs:
         if not is_over and began < log.due:
             return True
         try:
-            data = self._ask(log.pod)
+            data = self.ask(log.pod)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError) as error:
             self.say_once("host", str(error))
             return False
@@ -203,8 +203,12 @@ class StageLogs:
         log.due = began + (1 + _REST) * took if took > _LONG else 0.0
         return True
 
-    def _ask(self, pod: str) -> bytes:
-        """Return the log of a pod from the host. The message of an error names other ways."""
+    def ask(self, pod: str) -> bytes:
+        """Return the log of a pod from the host.
+
+        Raises:
+            HostError: it cannot be read. The message names other ways.
+        """
         try:
             path = f"{V1ALPHA1}/runs/{quote(self._run_id, safe='')}/nodes/{quote(pod, safe='')}/log"
             return self._connection.log(path)
@@ -213,10 +217,9 @@ class StageLogs:
         except HostError as error:
             why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not give it"
             link = self._connection.link(self._run_id)
-            namespace = self._connection.settings.namespace or self._connection.settings.service_namespace
             # kubectl also finds a pod that the host has lost sight of; the UI also finds logs that Argo has archived.
             # The host's words go into a command that users copy.
-            command = shlex.join(["kubectl", "logs", "-n", namespace, pod, "-c", "main"])
+            command = shlex.join(["kubectl", "logs", "-n", self._connection.pods, pod, "-c", "main"])
             ways = command + (f", or look at {link}" if link else "")
             raise type(error)(
                 f"The log of the pod {pod} cannot be read, because {why}. Try: {ways}. ({error})"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -11,6 +13,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from torchx_kfp.common.text import counted, printable, shorten
+from torchx_kfp.contract.carried.cluster_stage import object_name
 from torchx_kfp.errors import (
     ArgumentError,
     HostError,
@@ -249,6 +252,28 @@ class HostRun(ReadableRun):
             self._connection.post(f"{self._path}:terminate")
         except HostNotFoundError as error:
             raise self._unknown(error) from None
+
+    def left_replicas(self) -> list[str]:
+        """Return sentences about the replicas that may go on although the run was canceled.
+
+        The launcher of a distributed stage has about a second to delete them, which may be too short.
+        """
+        stages = self._run.by_name.values() if self._run.state is State.CANCELED and self._pipeline is not None else ()
+        said = []
+        for stage in stages:
+            place = self._pipeline.places.get(stage.path) if self._pipeline is not None else None
+            launcher = place.facts.specification if place is not None else None
+            if launcher is None or stage.state is not State.CANCELED or not stage.attempts or self._nodes is None:
+                continue
+            pod = stage.attempts[-1].started.pod_name
+            name = object_name(launcher.stage, self.run_id, self._nodes.node_of(pod))
+            with contextlib.suppress(HostError):
+                if f"{name} is deleted".encode() in self._logs.ask(pod):
+                    continue
+            group = launcher.api.split("/")[1]
+            command = shlex.join(["kubectl", "delete", f"{launcher.plural}.{group}", name, "-n", self._connection.pods])
+            said.append(f"Replicas of {stage.name} may go on. To end them: {command}")
+        return said
 
     def retry(self) -> HostRun:
         """Have KFP run again what failed, in the same run, and return the run, for ``.wait()``.

@@ -50,6 +50,10 @@ class RunSource(ABC):
             HostError: the host does not say it.
         """
 
+    def left_replicas(self) -> list[str]:
+        """Return sentences about what may go on although the run was canceled."""
+        return []
+
     def follow(self, timeout: float | None = None, *, closely: bool = False) -> Iterator[RunRecord]:
         """Yield the run as it is now, and again whenever that has changed, until it has ended.
 

@@ -69,6 +69,8 @@ def cancel_command(run: str, lookup: Lookup) -> None:
     is_canceled = state in (State.CANCELED, State.INTERRUPTED)
     how = "is canceled" if is_canceled else f"ended before it was canceled ({state})"
     print_message(f"The run {record.run_id} {how}.")
+    for sentence in source.left_replicas():
+        print_message(sentence)
 
 
 def end_left_stages(folder: Path, record: RunRecord) -> None:

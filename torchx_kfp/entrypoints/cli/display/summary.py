@@ -92,7 +92,8 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions, comma
     def notes(result: RunResult) -> list[str]:
         if last.folder is not None:
             return unread(result)
-        return [*last.corrupt, *filter(None, [cached_by_kfp(last)]), *([] if last.corrupt else unread(result))]
+        found = [*last.corrupt, *filter(None, [cached_by_kfp(last)]), *([] if last.corrupt else unread(result))]
+        return [*found, *source.left_replicas()]
 
     return summarize(follow, view, notes=notes, words=words, command=command or last.command)
 
