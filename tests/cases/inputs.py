@@ -191,3 +191,17 @@ def read_given(data: dsl.Input[dsl.Dataset] = None) -> str:
 @case(outputs={"Output": "x"})
 def an_artifact_for_an_optional_input() -> str:
     return read_given(data=make(text="x").outputs["out"]).output
+
+
+@component
+def order() -> dict:
+    return {"id": 9007199254740993}
+
+
+@case(
+    state="failed",
+    expected="a whole number above 2**53 fails a stage here, and is rounded on KFP",
+    reasons={"order": ("returned the whole number 9007199254740993 as its output 'Output'", "Return it as text")},
+)
+def an_output_above_2_to_53():
+    order()

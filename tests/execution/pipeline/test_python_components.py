@@ -72,7 +72,7 @@ def test_the_command_of_an_older_kfp():
     )
     words = ("sh", "-c", script, "sh", "-ec", start, "def f(): ...", "--executor_input", "{}")
     python = parse_command((*words, "--function_to_execute", "f"))
-    assert (python.function, python.source, python.installs) == ("f", "def f(): ...", (("a", "kfp==2.0.1"),))
+    assert (python.function, python.source, python.installs) == ("f", "def f(): ...", (("a",),))
     assert python.command("f.py", {"s3://x": "x"})[3:6] == ['{"s3://x": "x"}', "--component_module_path", "f.py"]
     assert json.loads(python.arguments[1]) == {}
 

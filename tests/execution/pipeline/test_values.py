@@ -129,6 +129,8 @@ def test_words_of_a_command_line_are_read_by_type():
     assert from_word('{"a": [1]}', "STRUCT") == {"a": [1]}
     with pytest.raises(ValueError, match=says("9007199254740993", "doubles", "2**53")):
         from_word(str(2**53 + 1), "NUMBER_INTEGER")
+    with pytest.raises(ValueError, match=says("contains the number 9007199254740993", "Pass it as text")):
+        check({"ids": [2**53 + 1]}, "STRUCT")
 
 
 @pytest.mark.parametrize(

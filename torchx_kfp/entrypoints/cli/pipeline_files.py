@@ -216,7 +216,7 @@ def _split(target: str) -> tuple[str, str | None]:
 def _import(path: Path, findings: list[Finding]) -> ModuleType:
     import kfp  # noqa: F401  # before a file beside the pipeline can have the name of one of its libraries
 
-    from torchx_kfp.execution.local.run_options import PROJECT
+    from torchx_kfp.execution.pipeline.python_components import PROJECT
 
     if "." in path.stem:
         raise PipelineFileError(f"{path} cannot be imported: a module's name must not contain a dot. Rename the file.")

@@ -19,8 +19,7 @@ import yaml
 
 from torchx_kfp.common.text import did_you_mean, joined
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.pipeline.inputs import UNKNOWN
-from torchx_kfp.execution.pipeline.pod_settings import FILES, POD_SETTINGS, VARIABLES, entries
+from torchx_kfp.execution.pipeline.pod_settings import FILES, POD_SETTINGS, VARIABLES, entries, name_of
 from torchx_kfp.execution.pipeline.spec import Component
 
 _MANIFESTS = (".yaml", ".yml", ".json")
@@ -216,18 +215,3 @@ def missing_variables(component: Component, given: GivenKeys, inputs: Mapping[st
 def variables_of(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the variables that a stage gets from a secret or config map, each with its key."""
     return [(pair["envVar"], pair.get("secretKey") or pair.get("configMapKey")) for pair in item.get("keyToEnv") or ()]
-
-
-def name_of(item: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return the name of a secret, config map or volume: a constant, or an input of the scope."""
-    for key in ("secretName", "configMapName", "constant", "volumeName"):
-        if item.get(key):
-            return str(item[key])
-    for key in ("secretNameParameter", "configMapNameParameter", "pvcNameParameter"):
-        source = item.get(key) or {}
-        if "constant" in (source.get("runtimeValue") or {}):
-            return str(source["runtimeValue"]["constant"])
-        if name := source.get("componentInputParameter"):
-            value = inputs.get(name)
-            return "" if value is None or value is UNKNOWN else str(value)
-    return ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from torchx_kfp.contract.protocol import OF_LAUNCHERS, RUN_ID_LABEL
 from torchx_kfp.contract.specification import ReplicaRole
-from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, name_of
+from torchx_kfp.execution.local.given_keys import GivenKeys, given_files
 from torchx_kfp.execution.pipeline.placeholders import parse_quantity
 from torchx_kfp.execution.pipeline.pod_settings import (
     FIELDS,
@@ -26,6 +26,7 @@ from torchx_kfp.execution.pipeline.pod_settings import (
     SHARED_MEMORY,
     TIME_LIMIT,
     entries,
+    name_of,
 )
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import safe_name

@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 from torchx_kfp.common.text import did_you_mean, did_you_mean_path, shown
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.local.executors.mounts import Mount, parse_mount
+from torchx_kfp.execution.pipeline.python_components import PROJECT
 
 #: Seconds from asking a stage to end (SIGTERM) to killing it (SIGKILL).
 GRACE = 10.0
@@ -28,10 +29,6 @@ def default_parallelism() -> int:
     such as training, with ``parallelism``.
     """
     return max(4, 2 * len(os.sched_getaffinity(0)))
-
-
-#: The variable in which the command line keeps the folder of the pipeline's project.
-PROJECT = "TORCHX_KFP_PROJECT"
 
 
 class RunKeywords(TypedDict, total=False):

@@ -25,10 +25,11 @@ from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.local.preflight import check_bases, check_code, check_supported, find_not_applied
-from torchx_kfp.execution.local.run_options import PROJECT, RunKeywords, RunOptions
+from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 from torchx_kfp.execution.model.findings import Finding
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
+from torchx_kfp.execution.pipeline.python_components import PROJECT
 from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_stages, make_run_name, outline, walk
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.safe_files import UnfitFileError, is_below, read_bytes, special_kind, walk
-from torchx_kfp.common.text import joined
+from torchx_kfp.common.text import joined, shown
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import explain
 from torchx_kfp.execution.local.executors.executor import AttemptError, AttemptPlan
@@ -29,7 +29,7 @@ from torchx_kfp.execution.pipeline.artifacts import (
     read_report,
 )
 from torchx_kfp.execution.pipeline.placeholders import placeholders_in
-from torchx_kfp.execution.pipeline.values import convert, from_output
+from torchx_kfp.execution.pipeline.values import convert, from_output, large_integers
 from torchx_kfp.tracking.recorder import Artifact as Registered
 
 #: How many bytes the kernel is asked to copy at once.
@@ -224,6 +224,11 @@ def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]
 
 def _read_output(plan: AttemptPlan, name: str, type_: str, reported: Mapping[str, Any]) -> Any:
     if name in reported:
+        if number := next((each for each in large_integers(reported[name]) if each != float(each)), None):
+            raise ValueError(
+                f"returned the whole number {shown(number)} as its output {name!r}, and KFP passes numbers as doubles, "
+                "which are exact up to 2**53. Return it as text"
+            )
         return convert(reported[name], type_)
     path = plan.facts.output_files[name]
     try:

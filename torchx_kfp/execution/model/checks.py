@@ -24,6 +24,8 @@ from torchx_kfp.contract.inputs import REWRITTEN_AFTER_DOLLAR, large_character
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.execution.model.distributed import of_launcher
 from torchx_kfp.execution.model.findings import Finding, Kind
+from torchx_kfp.execution.model.pods import of_pod
+from torchx_kfp.execution.model.python_stages import annotation_of, of_program
 from torchx_kfp.execution.pipeline.conditions import compares_types, verify_condition
 from torchx_kfp.execution.pipeline.inputs import UNKNOWN, importer_uri, item_of, loop_items
 from torchx_kfp.execution.pipeline.placeholders import (
@@ -48,7 +50,7 @@ from torchx_kfp.execution.pipeline.spec import (
     Task,
     is_volume_task,
 )
-from torchx_kfp.execution.pipeline.values import TYPE_NAMES, large_integers
+from torchx_kfp.execution.pipeline.values import TYPE_NAMES, defaults_of, large_integers
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
 
 #: The part of a stage's memory limit that KFP's launcher needs, in bytes.
@@ -57,6 +59,8 @@ _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
 #: Facts about the run that KFP fills in as a task's constant input.
 _FACT = re.compile(r"\{\{\$\.(?:pipeline_\w+)\}\}")
 _UNKNOWN_FACT = "{{$.pipeline_root}}"
+#: What KFP's API server replaces in the text of an argument.
+_MACRO = re.compile(r"\[\[(?:RunUUID|CurrentTime|ScheduledTime|Index)\b[^\]]*\]\]")
 #: The stores that KFP 2.17's importer knows.
 _STORES = re.compile(r"(?:gs|s3|minio|oci)://.")
 _UTF8 = (
@@ -82,7 +86,7 @@ def of_run(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding
     yield from _of_pipeline(pipeline)
     for place in walk(pipeline, arguments=arguments):
         yield from _of_task(pipeline, place)
-    yield from _of_arguments(arguments)
+    yield from _of_arguments(pipeline, arguments)
     yield from _of_replicas(pipeline, arguments)
 
 
@@ -105,14 +109,25 @@ def _of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
         )
 
 
-def _of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about the arguments of a run."""
+    defaults = defaults_of(pipeline)
     for name, value in arguments.items():
         place, text = f"the argument {name!r}", _as_text(value)
         if large := large_character(text):
             yield Finding(Kind.MAY_FAIL, place, f"contains {large}, {_UTF8}")
         if change := find_change(text):
             yield Finding(Kind.CHANGED, place, f"contains {change[0]!r}, which {_arrives(change[1])}")
+        if isinstance(value, str) and value != defaults.get(name) and (macro := _MACRO.search(value)):
+            yield Finding(
+                Kind.CHANGED,
+                place,
+                f"contains {macro[0]}, which KFP 2.17 replaces in arguments of a run, and in those of a recurring run "
+                "only for [[ScheduledTime]] and [[Index]]. A task's argument works everywhere: "
+                "dsl.PIPELINE_JOB_ID_PLACEHOLDER, dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
+            )
+        for kind, found in _rounded("its value", value):
+            yield Finding(kind, place, found)
 
 
 def _of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
@@ -144,6 +159,9 @@ def _of_task(pipeline: Pipeline, place: ScopedTask) -> Iterator[Finding]:
         *(_importer(place) if component.importer else ()),
         *(_container(pipeline, place) if component.container else ()),
         *of_launcher(component),
+        *of_pod(component),
+        *of_program(component),
+        *_settings(place),
     ):
         yield Finding(kind, f"task {place.path!r}", text)
     if task.retry is not None:
@@ -153,6 +171,36 @@ def _of_task(pipeline: Pipeline, place: ScopedTask) -> Iterator[Finding]:
             "templateDefaults.retryStrategy from the ConfigMap workflow-controller-configmap"
         )
         yield Finding(Kind.CHANGED, f"task {place.path!r}", text)
+
+
+def _settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
+    """Find what differs in the settings of a task."""
+    task, component = place.task, place.component
+    for text in _texts_in(dict(component.platform)):
+        yield from (found for found in _text("a setting of its pod", text, {}) if found[0] is Kind.FAILS)
+    yield from _text("its display name", task.display_name, {})
+    if component.container is not None and component.container.env and task.caches:
+        names = joined([name for name, _ in component.container.env])
+        yield (
+            Kind.CHANGED,
+            f"sets {names} on the task, which KFP's cache does not look at: after a change, the stage returns its "
+            "earlier outputs there. Pass it as an argument (variables of an AppDef count), or turn off its cache",
+        )
+    taken = [name for name, parameter in component.inputs.items() if parameter.type == "TASK_CONFIG"]
+    if taken and not component.facts.replica_roles:
+        yield (
+            Kind.CHANGED,
+            f"takes {joined(taken)} (dsl.TaskConfig), in which KFP puts what is set on the task; here, every field is "
+            "None",
+        )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts_in(item)
 
 
 def _inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
@@ -180,14 +228,22 @@ def _inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]
             )
         if isinstance(source, FromTask):
             yield from _collected(pipeline, place.scope, name, source.task, source.output)
-    if component.container is not None and (program := parse_command(component.container.words)) is not None:
-        for name in task.artifacts:
-            if re.search(rf"\b{re.escape(name)}\s*:\s*(?:typing\.)?Optional\[", program.source):
-                yield (
-                    Kind.MAY_FAIL,
-                    f"is given an artifact for the optional input {name!r}, and a stage with such an input failed on "
-                    "KFP 2.17. Annotate it without Optional, which works: dsl.Input[...] = None",
-                )
+    program = parse_command(component.container.words) if component.container is not None else None
+    for name, source in {**task.inputs, **task.artifacts}.items():
+        annotation = annotation_of(program, name) if program is not None else ""
+        if name in task.artifacts and re.match(r"(typing\.)?Optional\[", annotation):
+            yield (
+                Kind.MAY_FAIL,
+                f"is given an artifact for the optional input {name!r}, and a stage with such an input failed on "
+                "KFP 2.17. Annotate it without Optional, which works: dsl.Input[...] = None",
+            )
+        loops = _loops_of(pipeline, place.scope, source.task, source.output) if isinstance(source, FromTask) else 0
+        if loops > 1 and re.match(r"((typing\.)?L|l)ist\[((typing\.)?L|l)ist\b", annotation):
+            yield (
+                Kind.CHANGED,
+                f"takes {name!r} as {annotation}, and collects it from {loops} nested loops: KFP gives one flat list. "
+                "Group the values in the component, such as by an index that each brings",
+            )
     # A task that may be skipped need not fail.
     is_sure = not any(around.task.condition or around.task.loop for around in place.around)
     for name, why in problems.items():
@@ -296,6 +352,15 @@ def _collected(
         yield from _collected(pipeline, component, name, inner, inner_output, in_loop=in_loop)
 
 
+def _loops_of(pipeline: Pipeline, scope: Component, task_name: str, output: str) -> int:
+    """Return in how many loops the stage that produces an output is, seen from the scope of a task that takes it."""
+    task = scope.as_dag().tasks[task_name]
+    component = pipeline.component_of(task)
+    sources = component.dag.outputs.get(output, ()) if component.dag is not None else ()
+    inside = max((_loops_of(pipeline, component, *source) for source in sources), default=0)
+    return inside + (task.loop is not None)
+
+
 def _hook(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     """Find tasks that run even after failures: KFP runs them as exit hooks of the tasks before them."""
     tasks = place.scope.as_dag().tasks
@@ -340,6 +405,15 @@ def _without_hook(pipeline: Pipeline, task: Task) -> str:
 
 
 def _condition(condition: str) -> Iterator[tuple[Kind, str]]:
+    if "{{channel:" in condition:
+        yield from _text("its condition", condition, {})
+        return
+    if "\\" in condition:
+        yield (
+            Kind.CHANGED,
+            f"has the condition {condition!r}, in which KFP's compiler has not escaped the backslash: the backend "
+            "reads it and what follows as one character. Compare with a string that has none",
+        )
     try:
         verify_condition(condition)
     except ValueError as error:

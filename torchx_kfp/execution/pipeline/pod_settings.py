@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchx_kfp.execution.pipeline.inputs import UNKNOWN
+
 
 @dataclass(frozen=True)
 class PodSetting:
@@ -73,3 +75,18 @@ FILES = tuple(key for key, setting in POD_SETTINGS.items() if setting.keys_of an
 def entries(platform: Mapping[str, Any], keys: tuple[str, ...]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the entries of these settings in a component's platform spec, each with its key."""
     return [(key, entry) for key in keys for entry in platform.get(key) or ()]
+
+
+def name_of(item: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """Return the name of a secret, config map or volume: a constant, or an input of the scope."""
+    for key in ("secretName", "configMapName", "constant", "volumeName"):
+        if item.get(key):
+            return str(item[key])
+    for key in ("secretNameParameter", "configMapNameParameter", "pvcNameParameter"):
+        source = item.get(key) or {}
+        if "constant" in (source.get("runtimeValue") or {}):
+            return str(source["runtimeValue"]["constant"])
+        if name := source.get("componentInputParameter"):
+            value = inputs.get(name)
+            return "" if value is None or value is UNKNOWN else str(value)
+    return ""

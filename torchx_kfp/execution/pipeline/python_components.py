@@ -14,6 +14,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+#: The variable with the folder of the project whose Python file defines the pipeline.
+PROJECT = "TORCHX_KFP_PROJECT"
 #: The module that reads the executor input, calls the function, and writes the executor output.
 EXECUTOR = "kfp.dsl.executor_main"
 #: ``import kfp`` also loads KFP's client unless this variable says that a component is running.
@@ -36,6 +38,7 @@ _EXECUTOR = re.compile(r"\bkfp(\.v2)?\.(dsl|components)\.executor_main\b")
 _BOOTSTRAP = ("program_path=$(mktemp -d)", '"$program_path/ephemeral_component.py"', '"$@"')
 _REST = re.compile(r'"\$0" "\$@"\s*$')
 _PIP = re.compile(r"\bpython3? -m pip install\b")
+_KFP = re.compile(r"kfp\s*==")
 _UNUSED = ("--quiet", "--no-warn-script-location")
 # KFP itself, installed from somewhere other than an index (``kfp_package_path``).
 _KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|tar\.gz|zip)$|/sdk/python/?$")
@@ -77,6 +80,9 @@ def parse_command(words: Sequence[str]) -> PythonComponent | None:
     if len(rest) > 3 and rest[:2] == ("sh", "-ec"):
         if not _EXECUTOR.search(rest[2]) or not all(part in rest[2] for part in _BOOTSTRAP):
             return None
+        if EXECUTOR not in rest[2]:
+            # KFP 1.8 and the betas of 2.0 install KFP as other packages. The KFP that is installed here runs it.
+            installs = tuple(left for words in installs if (left := tuple(w for w in words if not _KFP.match(w))))
         return PythonComponent(rest[3], rest[4:], installs)
     return None
 

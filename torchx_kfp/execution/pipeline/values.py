@@ -16,6 +16,7 @@ a struct                              insertion order        sorted keys, no spa
 an optional input that is not set     ``null``               the empty string
 an output file with ``3.0`` (int)     3                      rejected
 an output file with 2**63 (int)       2**63                  rejected: Go's ParseInt has 64 bits
+an output above 2**53                 exact                  the nearest double (rejected here)
 an output file with ``1``, ``t`` ...  rejected               true (as Go's ParseBool reads it)
 ====================================  =====================  ==========================================
 
@@ -51,6 +52,7 @@ FROM_KFP = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 
 # A double represents every integer up to this one exactly.
 _LARGEST_INTEGER = 2**53
+_ROUNDED = "but KFP passes numbers as doubles, which are exact for integers up to 2**53. Pass it as text"
 # Go's ParseInt accepts 64 bits with a sign: 19 digits.
 _INT64 = range(-(2**63), 2**63)
 # Protobuf's own limit on nesting in JSON, in most languages.
@@ -181,6 +183,8 @@ def from_output(text: str, type_: str) -> Any:
         # Python would raise a different error for thousands of digits.
         if len(match.group(2)) > 19 or (integer := int("".join(match.groups()))) not in _INT64:
             raise ValueError(f"is not a 64-bit int: {shown(text)}")
+        if integer != float(integer):
+            raise ValueError(f"is {shown(integer)}, {_ROUNDED}")
         return integer
     if type_ == "NUMBER_DOUBLE":
         with contextlib.suppress(ValueError):
@@ -236,9 +240,7 @@ def check(value: Any, type_: str) -> Any:
         return value
     if type_ == "NUMBER_INTEGER" and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > _LARGEST_INTEGER:
-            raise ValueError(
-                f"is {shown(value)}, but KFP passes numbers as doubles, which are exact for integers up to 2**53"
-            )
+            raise ValueError(f"is {shown(value)}, {_ROUNDED}")
         return value
     if type_ == "NUMBER_DOUBLE" and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not is_finite(value):
@@ -288,6 +290,8 @@ def _verify_json(value: Any, depth: int = 1) -> None:
     elif isinstance(value, (int, float)):
         if not is_finite(value):
             raise ValueError(f"contains the number {shown(value)}, but KFP passes numbers only as finite doubles")
+        if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+            raise ValueError(f"contains the number {shown(value)}, {_ROUNDED}")
     elif isinstance(value, (list, dict)):
         if depth > _DEEPEST:
             raise ValueError(_TOO_DEEP)

@@ -37,6 +37,6 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], st
         print_text(f"{finding.kind.value}: {finding}")
     print_message(f"{pipeline.name}: {counted(len(findings), 'finding')}.")
     if missing := missing_arguments(pipeline, arguments):
-        print_message(f"A run needs {' '.join(f'-p {name}=...' for name in missing)}.")
+        print_message(f"A run needs {' '.join(f'-p {name}=VALUE' for name in missing)}.")
     if any(finding.kind in REFUSED_HERE for finding in findings) or (strict and findings):
         ctx.exit(2)

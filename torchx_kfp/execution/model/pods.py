@@ -1,0 +1,137 @@
+"""What Kubernetes refuses in the pod of a stage, or never starts: its run would stay RUNNING until somebody ends it.
+
+The rules are those of Kubernetes' API server and of the kubelet; only values that the pipeline fixes are judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchx_kfp.common.text import shown
+from torchx_kfp.execution.model.findings import Kind
+from torchx_kfp.execution.pipeline.placeholders import parameters_in, parse_quantity
+from torchx_kfp.execution.pipeline.pod_settings import FILES, METADATA, POD_SETTINGS, VARIABLES, entries, name_of
+from torchx_kfp.execution.pipeline.spec import Component, Container, is_volume_task
+
+_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*|\[[0-9a-fA-F:]+\])"
+_IMAGE = re.compile(
+    rf"(?:{_HOST}(?::\d+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@[A-Za-z][\w+.-]*:[0-9a-fA-F]{{32,}})?",
+    re.ASCII,
+)
+_DOMAIN = r"(?=.{1,253}(?:/|$))[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
+_NAME = re.compile(_DOMAIN)
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_VALUE = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL, _LABEL_KEY = re.compile(f"(?:{_VALUE})?"), re.compile(f"(?:{_DOMAIN}/)?{_VALUE}")
+_VARIABLE = re.compile(r"[ -<>-~]+")
+_OPERATORS, _EFFECTS = ("", "Equal", "Exists"), ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+def of_pod(component: Component) -> Iterator[tuple[Kind, str]]:
+    """Yield what Kubernetes refuses in the pod of a component's tasks."""
+    container, platform = component.container, component.platform
+    if container is None or is_volume_task(component):
+        return
+    yield from _amounts(container)
+    yield from _mounts(platform)
+    for what, rule in (*_words(component, container), *_names(platform), *_labels(platform)):
+        yield Kind.WORKS_HERE, f"has {what}, which Kubernetes refuses, so its pod never starts. {rule}"
+
+
+def _words(component: Component, container: Container) -> Iterator[tuple[str, str]]:
+    """Yield what is refused in a container, each with the rule."""
+    images = [container.image, *(role.image for role in component.facts.replica_roles)]
+    for image in dict.fromkeys(images):
+        if not _fits(image, _IMAGE):
+            yield f"the image {shown(image)}", "Write it as registry.example.com/team/app:tag, the path in lower case"
+    for name, _ in container.env:
+        if not _fits(name, _VARIABLE):
+            yield f"the variable {shown(name)}", "A name has no '='"
+    for toleration in component.platform.get("tolerations") or ():
+        operator, effect = toleration.get("operator") or "", toleration.get("effect") or ""
+        if operator not in _OPERATORS:
+            yield f"a toleration with the operator {operator!r}", "It is Equal or Exists"
+        if effect not in _EFFECTS:
+            yield f"a toleration with the effect {effect!r}", f"It is {', '.join(_EFFECTS[1:])}, or none"
+
+
+def _fits(text: str, form: re.Pattern[str]) -> bool:
+    """Tell whether a text has a form, as far as it is known before the run."""
+    return "{{" in text or form.fullmatch(text) is not None
+
+
+def _amounts(container: Container) -> Iterator[tuple[Kind, str]]:
+    """Find requests above limits."""
+    for what, request, limit in (
+        ("cpu", "resourceCpuRequest", "resourceCpuLimit"),
+        ("memory", "resourceMemoryRequest", "resourceMemoryLimit"),
+    ):
+        least, most = (str(container.resources.get(key) or "") for key in (request, limit))
+        if not least or not most or parameters_in(least):
+            continue
+        if parameters_in(most):
+            yield (
+                Kind.MAY_FAIL,
+                f"requests {least} of {what}, and its limit is known only when the pipeline runs: Kubernetes refuses a "
+                f"limit below the request. Set no request, or the same channel (set_{what}_request)",
+            )
+            continue
+        try:
+            is_above = parse_quantity(least) > parse_quantity(most)
+        except ValueError:
+            continue
+        if is_above:
+            yield (
+                Kind.WORKS_HERE,
+                f"requests {least} of {what} and has the limit {most}: Kubernetes refuses a request above the limit. "
+                f"Lower the request (set_{what}_request), or raise the limit",
+            )
+
+
+def _names(platform: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    named = [(POD_SETTINGS[key].keys_of, item) for key, item in entries(platform, (*VARIABLES, *FILES))]
+    named += [("volume claim", item) for item in platform.get("pvcMount") or ()]
+    named += [("image pull secret", item) for item in platform.get("imagePullSecret") or ()]
+    for what, item in named:
+        name = name_of(item, {})
+        if name and not _fits(name, _NAME):
+            yield f"the {what} {shown(name)}", "A name has lower-case letters, digits, '-' and '.'"
+        for pair in item.get("keyToEnv") or ():
+            key = str(pair.get("secretKey") or pair.get("configMapKey") or "")
+            if not _fits(key, _KEY):
+                yield f"the key {shown(key)} of the {what} {shown(name)}", "A key has letters, digits, '-', '_' and '.'"
+
+
+def _labels(platform: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    metadata, form = (
+        platform.get(METADATA) or {},
+        "letters, digits, '-', '_' and '.', and begins and ends with a letter or digit",
+    )
+    labels = {**(metadata.get("labels") or {}), **((platform.get("nodeSelector") or {}).get("labels") or {})}
+    for key in (*labels, *(metadata.get("annotations") or {})):
+        if not _fits(key, _LABEL_KEY):
+            yield f"the label or annotation {shown(key)}", f"A key has up to 63 {form}"
+    for key, value in labels.items():
+        if not _fits(str(value), _LABEL):
+            yield f"the label {shown(key)} with the value {shown(value)}", f"A value has up to 63 {form}"
+
+
+def _mounts(platform: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
+    paths = [
+        str(item.get("mountPath") or "")
+        for key, setting in POD_SETTINGS.items()
+        if setting.volume
+        for item in platform.get(key) or ()
+    ]
+    for path, times in Counter(paths).items():
+        if times > 1:
+            yield (
+                Kind.WORKS_HERE,
+                f"mounts {times} volumes at {path}: Kubernetes refuses two at one path. Give each its own",
+            )
+        if not path.startswith("/"):
+            yield Kind.CHANGED, f"mounts a volume at {path!r}, which the kubelet puts at '/{path}'. Give the whole path"
