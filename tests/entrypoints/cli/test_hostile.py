@@ -1,4 +1,4 @@
-"""Folders of runs that are damaged, or come from somebody else: no command hangs, crashes, or shows other files."""
+"""Folders of runs that are damaged, or come from somebody else: commands that read them end, and show no other file."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from kfp import compiler, dsl
@@ -174,8 +173,8 @@ def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, mon
         invoke("cancel", name)
         invoke("show", "--tracker-base", str(base), f"{name}/train")
         invoke("show", "--lineage", "--tracker-base", str(base), f"{name}/train")
-        if seed % 4 == 0:
-            invoke("retry", name)
+        invoke("get", f"{name}/train/model")
+        invoke("check", f"{folder}/pipeline.yaml")
         assert secret.read_text() == SECRET
     assert "bad-" in invoke("runs")
     invoke("runs", "--json")
@@ -209,57 +208,6 @@ def replayable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result.folder
 
 
-def outside(folder: Path) -> dict[str, bytes]:
-    """Return all files but those of replays."""
-    files = (path for path in folder.rglob("*") if "replays" not in path.relative_to(folder).parts)
-    return {str(path): path.read_bytes() for path in files if path.is_file() and not path.is_symlink()}
-
-
-#: What a recorded start, or the options of a run, may name.
-CRAFTED = [
-    "../../../canary",
-    "/canary",
-    "$(touch canary)",
-    "; touch canary",
-    "`touch canary`",
-    "-rf",
-    "a\nb",
-    "\ud800",
-    "\0",
-    "",
-]
-
-
-@pytest.mark.timeout(12 * SEEDS)
-def test_a_replay_runs_the_command_and_writes_into_its_folder(
-    replayable: Path, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    recorded = ("inputs", "artifacts", "artifact", "key", "pod_name", "task", "name", "log_file")
-    places = [("events.jsonl", what, "") for what in recorded]
-    places += [("run.json", "options", key) for key in ("directory", "python_path", "project", "workspace")]
-    for seed in range(4 * SEEDS):
-        random = Random(seed)
-        file, what, key = random.choice(places)
-        crafted = random.choice([*CRAFTED, f"{tmp_path}/canary", str(secret)])
-        folder = tmp_path / "local_outputs" / "crafted"
-        shutil.rmtree(tmp_path / "local_outputs", ignore_errors=True)
-        shutil.copytree(replayable, folder)
-        text = (folder / file).read_text()
-        documents = [json.loads(text)] if key else list(map(json.loads, text.splitlines()))
-        for document in documents:
-            if key:
-                document[what][key] = crafted
-            elif document["event"] == "stage_started" and document["name"] == "load":
-                _craft(document, what, crafted)
-        (folder / file).write_text("".join(f"{json.dumps(document)}\n" for document in documents))
-        before = outside(tmp_path)
-        print(what, key, repr(crafted))  # pytest shows it if a command fails
-        invoke("replay", "crafted/load")
-        assert outside(tmp_path) == before
-        assert SECRET not in capfd.readouterr().out
-
-
 def test_a_folder_whose_name_and_options_are_odd(
     replayable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,17 +230,3 @@ def test_deep_results_are_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "base/p-1/train/train_1").write_text('{"a":' * 900 + "1" + "}" * 900)
     assert "too deep" in invoke("results", "--tracker-base", str(tmp_path / "base"), "--json")
     invoke("results", "--tracker-base", str(tmp_path / "base"))
-
-
-def _craft(line: dict[str, Any], what: str, crafted: str) -> None:
-    """Change the recorded start of a stage."""
-    if what == "inputs":
-        line["inputs"] = {"text": crafted}
-    elif what == "artifact":
-        line["artifacts"]["data"]["uri"] = crafted
-    elif what == "artifacts":
-        line["artifacts"][crafted] = {**line["artifacts"]["data"], "uri": "memory://a/b"}
-    elif what == "key":
-        line["inputs"][crafted] = crafted
-    else:
-        line[what] = crafted
