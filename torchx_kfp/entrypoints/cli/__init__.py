@@ -54,7 +54,6 @@ _SECTIONS = {
         "dev-host": "Try submit without a cluster: a KFP host on this machine.",
         "doctor": "Check this machine, a KFP host and storage.",
         "rbac": "Print the rights that distributed stages need.",
-        "secret": "Print the Kubernetes secret with the storage's credentials.",
     },
 }
 _COMMANDS = {name: line for section in _SECTIONS.values() for name, line in section.items()}
@@ -71,6 +70,7 @@ _FORMER = {
     "describe": "torchx-kfp show RUN",
     "log": "torchx-kfp logs RUN",
     "stop": "torchx-kfp cancel RUN",
+    "secret": "kubectl create secret generic (docs/guides/storage.md)",
     "tag": "--name of torchx-kfp run and submit",
     "gc": "rm -r, or a lifecycle rule of the bucket (docs/guides/storage.md#remove-old-runs)",
 }

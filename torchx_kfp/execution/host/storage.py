@@ -21,7 +21,7 @@ from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXAMPLE_OF_VARIABLES = "AWS_ENDPOINT_URL=http://seaweedfs.kubeflow:9000"
-EXAMPLE_OF_A_SECRET = "storage accesskey=AWS_ACCESS_KEY_ID secretkey=AWS_SECRET_ACCESS_KEY"
+_EXAMPLE = "storage accesskey=AWS_ACCESS_KEY_ID secretkey=AWS_SECRET_ACCESS_KEY"
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def storage_of(settings: Settings) -> Storage:
     """
     variables = _pairs(settings, "storage_variables", _words(settings.storage_variables), _EXAMPLE_OF_VARIABLES)
     name, *words = _words(settings.storage_secret) or [""]
-    keys = _pairs(settings, "storage_secret", words, EXAMPLE_OF_A_SECRET)
+    keys = _pairs(settings, "storage_secret", words, _EXAMPLE)
     if ("=" in name or not keys) and settings.storage_secret:
-        raise _wrong(settings, "storage_secret", EXAMPLE_OF_A_SECRET)
+        raise _wrong(settings, "storage_secret", _EXAMPLE)
     if unfit := next((named for named in keys.values() if not _NAME.fullmatch(named)), None):
         raise HostSettingsError(f"{settings.source('storage_secret')} has {shown(unfit)}, which is no variable's name.")
     if settings.storage_folder and not settings.storage_folder.startswith("/"):
