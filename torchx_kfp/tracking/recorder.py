@@ -31,7 +31,7 @@ from torchx_kfp.tracking.records import (
 from torchx_kfp.tracking.searches import Search, Trial
 from torchx_kfp.tracking.store import SHORT_PATIENCE, is_key, pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker, absolute_base
-from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders, read_workspace
+from torchx_kfp.tracking.workspaces import PackedWorkspace, pack_folders
 
 __all__ = [
     "REPLAY",
@@ -50,7 +50,6 @@ __all__ = [
     "describe_code",
     "is_replay",
     "pack_folders",
-    "read_workspace",
 ]
 
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.

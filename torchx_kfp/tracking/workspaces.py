@@ -52,8 +52,6 @@ NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_
 _MARKS = ("pyvenv.cfg", "conda-meta", PRIVATE)
 #: Bytes of a workspace above which it needs to be allowed.
 LARGEST = 100_000_000
-#: The bytes of an archive, at most: its files, and up to as much around them.
-_LARGEST_ARCHIVE = 10 * LARGEST
 #: The bytes of ``.torchxignore``, at most.
 _LONGEST_IGNORE = 1 << 20
 #: How many files with credentials a message names.
@@ -169,22 +167,6 @@ def _merged(found: Mapping[str, Sequence[WorkspaceFile]], places: Mapping[str, s
             if (folder := "/".join(above[:count])) in files:
                 raise WorkspaceError(f"{shown(folder)} is a folder of one project, and a file of another.")
     return [files[name] for name in sorted(files)]
-
-
-def read_workspace(store: Store, digest: str) -> bytes:
-    """Return the archive with this SHA-256.
-
-    Raises:
-        WorkspaceError: it is not there, or was changed.
-        TrackerError: the store cannot be read.
-    """
-    key = workspace_key(digest)
-    content = store.read(key, _LARGEST_ARCHIVE)
-    if content is None:
-        raise WorkspaceError(f"The workspace {store.location(key)} is not there any more.")
-    if (found := hashlib.sha256(content).hexdigest()) != digest:
-        raise WorkspaceError(f"The workspace {store.location(key)} has the digest {found}: it was changed.")
-    return content
 
 
 def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> list[WorkspaceFile]:

@@ -5,7 +5,6 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,54 +35,28 @@ def coded(tracker_base: str, workspace: str = ""):
     Stages(tracker_base=tracker_base, workspace=workspace).task(app)
 
 
-@pytest.fixture
-def codes(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Run with code: the content of files by name, or the target of a link after an arrow; return the run's name."""
+def test_the_code_of_runs(project: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
+    (project / "code").mkdir()
 
-    def record(**files: str | bytes) -> str:
-        folder = project / f"code-{len(list(project.iterdir()))}"
-        folder.mkdir()
-        for name, content in files.items():
-            if isinstance(content, bytes):
-                (folder / name).write_bytes(content)
-            elif content.startswith("->"):
-                (folder / name).symlink_to(content[2:])
-            else:
-                (folder / name).write_text(content)
-                (folder / name).chmod(0o755 if content.startswith("#!") else 0o644)
-        sent = {"workspace": folder} if files else {}
+    def record(text: str = "") -> str:
+        (project / "code" / "app").write_text(text)
+        sent = {"workspace": project / "code"} if text else {}
         run_id = run(coded, {"tracker_base": "base"}, watch=Watch(), cache=False, **sent).run_id
         FsspecResultTracker("base")[f"{run_id}/a/1"] = {"x": 1}
         return run_id
 
-    return record
+    none, one, two, same = record(), record("1"), record("2"), record("1")
+    digests = {path.stem for path in (project / "base/.torchx_kfp/workspaces").iterdir()}
 
+    def code(*names: str) -> dict[str, list[str]]:
+        rows = json.loads(call("compare", "--tracker-base", "base", *names, "--changed", "--json").stdout)["rows"]
+        return next((row["values"] for row in rows if row["kind"] == "code"), {})
 
-def test_the_code_of_runs(codes: Callable[..., str], project: Path, call: Call) -> None:
-    same: dict[str, str | bytes] = {"same": "x\n", "script": "#!a\n"}
-    one_has = {**same, "app": "one\ntwo\nthree\n", "model": b"\0\1", "gone": "a\n", "link": "->app"}
-    two_has = {**same, "app": "one\n2\nthree", "model": b"\0\2", "new": "b\n", "link": "->same", "x": "x\n"}
-    none, one, two = codes(), codes(**one_has), codes(**two_has)
-    assert "code:" not in call("compare", "--tracker-base", "base", none, codes()).stdout
-    assert call("compare", "--tracker-base", "base", one, none).stdout.endswith(
-        f"code: only {one} has code that travelled with it\n"
-    )
-    words = ["compare", "--tracker-base", "base", one, two]
-    *rows, code = call(*words).stdout.splitlines()
-    assert code == "code: 6 files differ: app, gone, link, model, new and 1 more"
-    assert not [row for row in rows if "workspace" in row], "the URLs of archives tell nobody anything"
-    found = json.loads(call(*words, "--json").stdout)["code"]
-    files = {"app": "changed", "gone": "removed", "link": "changed", "model": "changed", "new": "added", "x": "added"}
-    assert found == {two: {"files": files, "problem": ""}}
-    # The same code, and code that was removed.
-    again = codes(**one_has)
-    assert "code:" not in call("compare", "--tracker-base", "base", one, again).stdout
-    assert re.search(rf"code: 6 files.* \({one} and {two}\)", call(*words, again).stdout)
-    for archive in (project / "base/.torchx_kfp/workspaces").iterdir():
-        archive.unlink()
-    gone = call(*words)
-    assert (gone.returncode, "not there any more" in gone.stdout) == (0, True), gone
+    assert code(one, same) == {}
+    found = code(none, one, two)
+    assert found[none] == []
+    assert {value for name in (one, two) for value in found[name]} == {digest[:12] for digest in digests}
 
 
 def test_numbers_that_no_float_holds_have_a_range() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import re
 import subprocess
 import tarfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.entrypoints.cli.conftest import Call
-from tests.facts import says
 
 PIPELINE = """\
 import sys
@@ -178,9 +174,6 @@ def test_a_run_whose_code_was_forgotten_says_so_and_repeats_no_lines(project: Pa
     done = call("run", "pipe.py:one", "--tracker-base", "base")
     assert "The run was started without --workspace" in done.stderr
     assert done.stderr.count("No module named app") == 1
-    without = call("get", "--code", "latest", "back")
-    assert re.search(says("one-", "without --workspace"), without.stderr)
-    assert (without.returncode, (project / "back").exists()) == (2, False)
     quiet = call("run", "pipe.py:one", "--tracker-base", "base", "--quiet")
     assert "Its last lines" in quiet.stderr
     assert quiet.stderr.count("No module named app") == 1
@@ -246,131 +239,19 @@ def test_a_run_that_is_refused_stores_no_code(project: Path, call: Call, words: 
     assert not list(project.glob("base/.torchx_kfp/workspaces/*"))
 
 
-def test_the_code_of_a_run_comes_back_as_it_was_sent(project: Path, call: Call) -> None:
+def test_show_names_the_archive_with_the_code_of_a_run(project: Path, call: Call) -> None:
     (project / "code" / "lib").mkdir()
     (project / "code" / "lib" / "größe.py").symlink_to("../helper.py")
     assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
-    listed = call("get", "--code", "latest", "--list")
-    assert listed.stdout.split() == ["353", "app.py", "10", "helper.py", "0", "lib/größe.py", "7", "run.sh"]
-    assert "4 files, 370 B, 20.5 kB as an archive: " in listed.stderr
-    done = call("get", "--code", "latest", "back")
-    assert (done.returncode, done.stdout) == (0, "back\n"), done.stderr
-    names = ["app.py", "helper.py", "lib/größe.py", "run.sh"]
-    back = project / "back"
-    assert sorted(str(path.relative_to(back)) for path in back.rglob("*") if not path.is_dir()) == names
-    for name in names:
+    for name in ("latest", "latest/first"):
+        found = re.search(r"code +archive +(\S+\.tar)\s", call("show", name).stdout)
+        assert found, name
+    with tarfile.open(project / "base" / found[1]) as archive:
+        archive.extractall(project / "back", filter="data")
+    for name in ("app.py", "helper.py", "lib/größe.py", "run.sh"):
         assert (project / "back" / name).read_bytes() == (project / "code" / name).read_bytes()
     assert (project / "back/run.sh").stat().st_mode & 0o111
     assert (project / "back/lib/größe.py").is_symlink()
-    assert call("get", "--code", "latest").stdout.startswith("code-")
-    for words, facts in {"latest code": ["'code' is not empty", "new folder"], "none": ["'none'"]}.items():
-        done = call("get", "--code", *words.split())
-        assert done.returncode in (1, 2)
-        assert all(fact in done.stderr for fact in facts), done.stderr
-    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
-    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
-    changed = call("get", "--code", "latest", "gone")
-    assert (changed.returncode, "was changed" in changed.stderr) == (2, True), changed.stderr
-    archive.unlink()
-    gone = call("get", "--code", "latest", "gone")
-    assert (gone.returncode, "not there any more" in gone.stderr) == (2, True), gone.stderr
-    assert not (project / "gone").exists()
-
-
-def run_several(project: Path, call: Call, contents: Iterable[bytes]) -> int:
-    """Run a stage with each of these archives: ``of-0``, ``of-1``, and so on; return the exit code."""
-    folder = project / "base/.torchx_kfp/workspaces"
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = ['@dsl.pipeline(name="several")', "def several(tracker_base: str):"]
-    for number, content in enumerate(contents):
-        path = folder / f"{hashlib.sha256(content).hexdigest()}.tar"
-        path.write_bytes(content)
-        lines.append(f'    Stages(tracker_base=tracker_base, workspace="{path}").task(app("of-{number}"))')
-    (project / "pipe.py").write_text("\n".join([PIPELINE, *lines]))
-    return call("run", "pipe.py:several", "--tracker-base", "base").returncode
-
-
-def test_code_with_a_repository_of_git_does_not_come_back(project: Path, call: Call) -> None:
-    (project / "app.py").touch()
-    assert call("run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code").returncode == 0
-    [archive] = (project / "base/.torchx_kfp/workspaces").iterdir()
-    named = {
-        ("lib/.GIT/config",): "lib/.GIT/config",
-        ("config", "Head", "objects/x", "refs/x"): "Head",
-        ("lib/HEAD", "lib/commondir"): "lib/HEAD",
-        ("lib/HEAD", "lib/hooks/post-commit"): "lib/HEAD",
-        ("lib/HEAD", "config", "lib/a/config"): "",
-    }
-    contents = []
-    for files in named:
-        content = io.BytesIO(archive.read_bytes())
-        with tarfile.open(fileobj=content, mode="a") as opened:
-            for name in files:
-                opened.addfile(tarfile.TarInfo(name))
-        contents.append(content.getvalue())
-    assert run_several(project, call, contents) == 0
-    for number, (files, refused) in enumerate(named.items()):
-        done = call("get", "--code", f"latest/of-{number}", "back")
-        if refused:
-            assert (done.returncode, done.stdout, (project / "back").exists()) == (2, "", False), files
-            assert re.search(says(repr(refused), "git would run the programs", "--list"), done.stderr)
-            assert set(files) <= set(call("get", "--code", f"latest/of-{number}", "--list").stdout.split())
-    assert done.returncode == 0, done.stderr
-
-
-MIXED = """\
-from kfp import dsl
-from pipe import app
-from torchx_kfp import Stages, task_from_app
-
-
-@dsl.pipeline(name="inner")
-def inner(tracker_base: str, code: str):
-    task_from_app(app("nested"), tracker_base=tracker_base, workspace=code)
-
-
-@dsl.pipeline(name="mixed")
-def mixed(tracker_base: str, workspace: str = ""):
-    stages = Stages(tracker_base=tracker_base, workspace=workspace)
-    with dsl.ParallelFor([1, 2]) as item:
-        stages.task(app("given", f"{item}"))
-    stages.task(app("replicated", num_replicas=2), engine="job", results={})
-    task_from_app(app("fixed"), tracker_base=tracker_base, workspace="%(url)s")
-    task_from_app(app("other"), tracker_base=tracker_base)
-    first = task_from_app(app("first"), tracker_base=tracker_base, workspace=workspace, results={"url": str})
-    with dsl.ParallelFor([1]):
-        inner(tracker_base=tracker_base, code=first.outputs["url"])
-
-"""
-
-
-def test_the_code_of_a_stage_comes_back(project: Path, call: Call) -> None:
-    (project / "app.py").write_text("")
-    base = Path(f"{project}/base of results")
-    words = ["--tracker-base", str(base), "--workspace", "code"]
-    assert call("run", "pipe.py:required", *words).returncode == 0
-    [archive] = (base / ".torchx_kfp/workspaces").iterdir()
-    (project / "mixed.py").write_text(MIXED % {"url": archive})
-    (project / "code" / "helper.py").write_text("VALUE = 6\n")
-    (project / "code" / "app.py").write_text(f"{APP}current_run().put(url={str(archive)!r})\n")
-    done = call("run", "mixed.py:mixed", *words)
-    assert done.returncode == 0, done.stderr
-    for stage, value in {
-        "given": 6,
-        "given[1]": 6,
-        "replicated": 6,
-        "fixed": 5,
-        "nested": 5,
-        "inner/nested": 5,
-        "inner[0]/nested": 5,
-    }.items():
-        back = f"back-{stage.replace('/', '-')}"
-        done = call("get", "--code", f"latest/{stage}", back)
-        assert (done.returncode, done.stdout) == (0, f"{back}\n"), done.stderr
-        assert (project / back / "helper.py").read_text() == f"VALUE = {value}\n"
-    for stage, facts in {"other": ["other", "image"], "fixd": ["'fixd'", "Did you mean 'fixed'?"]}.items():
-        done = call("get", "--code", f"latest/{stage}", "none")
-        assert (done.returncode, all(fact in done.stderr for fact in facts)) == (2, True), done.stderr
 
 
 def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,31 +282,3 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
         shown = json.loads(call("show", f"{run.name}/first", "--json").stdout)
         assert json.loads(call("show", "--lineage", run.name, "--json").stdout)["nodes"][0]["code"] == shown["code"]
         assert shown["code"][0]["git"]["branch"] == "main"
-
-
-def test_archives_that_are_not_code_leave_nothing(project: Path, call: Call) -> None:
-    """Somebody may have stored something else by hand: the digest is right, the content is not."""
-    member = tarfile.TarInfo("pipe")
-    member.type = tarfile.FIFOTYPE
-    special = io.BytesIO()
-    with tarfile.open(fileobj=special, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("before/app.py"))
-        archive.addfile(member)
-    sized = io.BytesIO()
-    with tarfile.open(fileobj=sized, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        member = tarfile.TarInfo("app.py")
-        member.pax_headers = {"size": "-9999"}
-        archive.addfile(member)
-    (project / "empty").mkdir()
-    contents = {
-        b"no archive" * 100: "not an archive of code",
-        special.getvalue(): "'pipe'",
-        sized.getvalue(): "not an archive of code",
-    }
-    assert run_several(project, call, contents) == 1
-    for number, fact in enumerate(contents.values()):
-        for folder in ("back", "empty"):
-            done = call("get", "--code", f"latest/of-{number}", folder)
-            assert (done.returncode, fact in done.stderr) == (2, True), done.stderr
-        assert not (project / "back").exists()
-        assert list((project / "empty").iterdir()) == []

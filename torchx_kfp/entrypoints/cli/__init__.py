@@ -46,7 +46,7 @@ _SECTIONS = {
         "results": "Show results of stages: filtered, sorted, as JSON or CSV.",
         "show": "Show a run, all that a stage has recorded, or its lineage.",
         "compare": "Show runs side by side.",
-        "get": "Copy an artifact, or the code, of a run.",
+        "get": "Copy an artifact of a run.",
         "report": "Write a run as an HTML page.",
         "ui": "Show runs in a browser, and compare them.",
     },
@@ -61,7 +61,7 @@ _LONGEST = max(map(len, _COMMANDS))
 #: Commands of 0.2.0 and of other tools, and what to use in their place.
 _FORMER = {
     "artifacts": "torchx-kfp get RUN/STAGE/NAME",
-    "code": "torchx-kfp get RUN --code",
+    "code": "torchx-kfp show RUN, which names the archive",
     "lineage": "torchx-kfp show RUN --lineage",
     "schedule": "torchx-kfp compile, and kfp recurring-run create",
     "list": "torchx-kfp runs",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +9,6 @@ from typing import Any
 
 import click
 
-from torchx_kfp.common.text import listed, printable
-from torchx_kfp.contract.carried.workspace import content, members
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest
@@ -20,22 +17,28 @@ from torchx_kfp.entrypoints.cli.display.printing import (
     print_csv,
     print_json,
     print_message,
-    print_text,
     show_value,
 )
 from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, titled
-from torchx_kfp.errors import TrackerError, WorkspaceError
-from torchx_kfp.tracking.recorder import Search, read_workspace
+from torchx_kfp.tracking.recorder import Search
 
 #: The kinds of facts, in the order of their rows; those of a metric of steps follow one another.
-_KINDS = {"parameter": 0, "search": 1, "result": 2, "last": 3, "min": 3, "max": 3, "metadata": 4, "cached": 5}
+_KINDS = {
+    "parameter": 0,
+    "code": 0,
+    "search": 1,
+    "result": 2,
+    "last": 3,
+    "min": 3,
+    "max": 3,
+    "metadata": 4,
+    "cached": 5,
+}
 #: What is known of a run: the stage, the kind, the name, and the value.
 _Fact = tuple[str, str, str, Any]
-#: How many differing files a sentence names.
-_NAMED = 5
 
 
 @click.command("compare")
@@ -57,14 +60,13 @@ def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv:
     A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its last
     value, its minimum and its maximum. A search is shown as its best objective, the parameters of its best trial, and
-    its number of trials. The last line says which files differ of the code that travelled with the
-    runs (--workspace); JSON names all of them.
+    its number of trials. The code that travelled with a run (--workspace) is shown by its digest.
     """
     if len(runs) < 2:
         raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
     compared = compare_runs(lookup.locate(*runs), changed=changed)
     labels, rows = compared.labels, compared.rows
-    if not rows and not compared.about_code():
+    if not rows:
         print_message("The runs do not differ." if changed else "The runs have recorded nothing.")
     for it, one in zip(compared.located, compared.chosen, strict=True):
         if not one.keys:
@@ -73,11 +75,9 @@ def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv:
         cells = ([row["stage"], row["kind"], row["name"], *map(_cell, row["values"].values())] for row in rows)
         print_csv(["stage", "kind", "name", *labels], cells)
     elif as_json:
-        print_json({"runs": labels, "rows": rows, "code": compared.codes})
+        print_json({"runs": labels, "rows": rows})
     else:
         print_rows(rows, compared.columns, dim=lambda row: not row["changed"])
-        for sentence in compared.about_code():
-            print_text(printable(sentence))
 
 
 def _cell(values: Sequence[Any]) -> Any:
@@ -93,13 +93,11 @@ class Comparison:
         located: the runs.
         chosen: their run ids.
         rows: the values, those of a stage together: what ``--json`` prints.
-        codes: by each run but the first, the files of its code that differ from those of the first, or a problem.
     """
 
     located: Sequence[Recorded]
     chosen: Sequence[Chosen]
     rows: Sequence[dict[str, Any]]
-    codes: Mapping[str, dict[str, Any]]
 
     @property
     def labels(self) -> list[str]:
@@ -121,16 +119,6 @@ class Comparison:
             *([Column("difference", _difference_of, right=True)] if len(runs) == 2 else []),
         ]
 
-    def about_code(self) -> list[str]:
-        """Return a sentence about each run whose code differs from that of the first."""
-        found = []
-        for label, code in self.codes.items():
-            files, between = code["files"], f" ({self.labels[0]} and {label})" if len(self.codes) > 1 else ""
-            differ = f"{len(files):,} {'files differ' if len(files) > 1 else 'file differs'}: {listed(files, _NAMED)}"
-            if code["problem"] or files:
-                found.append(f"code: {code['problem'] or differ}{between}")
-        return found
-
 
 def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
     """Compare runs, or parts of runs.
@@ -147,23 +135,22 @@ def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
     labels = [one.name for one in chosen]
     if again := [label for label in labels if labels.count(label) > 1]:
         raise click.UsageError(f"The run {again[0]!r} is given twice. Name different runs.")
-    # Each run is compared with the first one.
-    code_of = [(it, label.partition("/")[0]) for it, label in zip(located, labels, strict=True)]
-    codes = {label: _compare_code(code_of[0], code) for label, code in zip(labels[1:], code_of[1:], strict=True)}
     # Single executions are compared even if their stages have different names.
     stages = [parts(key).get("stage") for one in chosen for key in one.keys]
     is_alone = all(len(one.keys) == 1 for one in chosen) and len({*stages}) > 1
     rows = _rows(labels, [_facts(it, one, is_alone) for it, one in zip(located, chosen, strict=True)])
-    return Comparison(located, chosen, [row for row in rows if row["changed"] or not changed], codes)
+    return Comparison(located, chosen, [row for row in rows if row["changed"] or not changed])
 
 
 def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]:
     """Yield what is known of a run. ``is_alone``: it is a single execution, whose stage's name does not count."""
     recorder, keys = located.recorder, chosen.keys
     for name, value in located.arguments.items():
-        # The files of code are compared, not where they are.
+        # Code is compared by its digest, not by where it is.
         if name != TRACKER_BASE and not (isinstance(value, str) and workspace_digest(value)):
             yield "", "parameter", name, value
+    if digest := _digest(located, chosen.name.partition("/")[0]):
+        yield "", "code", "workspace", digest[:12]
     results, records = recorder.get_many(keys), recorder.records(keys, "metadata", "steps", "search")
     yield from _searches({key: records[key].search for key in keys})
     for key in keys:
@@ -262,31 +249,9 @@ def _difference_of(row: Mapping[str, Any]) -> str:
     return f"{'+' if difference > 0 else ''}{show_value(difference)}" if difference else "0"
 
 
-def _compare_code(*runs: tuple[Recorded, str]) -> dict[str, Any]:
-    """Return which files of the code of two runs differ, and how; or the problem, if that is not known."""
-    digests = [_digest(it, run) for it, run in runs]
-    if digests[0] == digests[1]:
-        return {"files": {}, "problem": ""}
-    if None in digests:
-        return {"files": {}, "problem": f"only {runs[digests[0] is None][1]} has code that travelled with it"}
-    try:
-        before, after = (_files(it, str(digest)) for (it, _), digest in zip(runs, digests, strict=True))
-    except (TrackerError, WorkspaceError, tarfile.TarError) as error:
-        return {"files": {}, "problem": f"it differs, but cannot be read: {error}"}
-    both = {name: "changed" for name in before.keys() & after.keys() if before[name] != after[name]}
-    files = {**both, **dict.fromkeys(before.keys() - after, "removed"), **dict.fromkeys(after.keys() - before, "added")}
-    return {"files": dict(sorted(files.items())), "problem": ""}
-
-
 def _digest(located: Recorded, run: str) -> str | None:
     """Return the digest of a run's code: that of the parameter ``workspace``, or what it has recorded first."""
     given = located.arguments.get(WORKSPACE)
     digest = workspace_digest(given) if isinstance(given, str) else None
     code = () if digest else located.recorder.record(run, "code").code
     return code[0].digest if code else digest
-
-
-def _files(located: Recorded, digest: str) -> dict[str, tuple[object, ...]]:
-    """Return what tells the files of an archive of code apart, by name."""
-    archive = read_workspace(located.recorder.store, digest)
-    return {it.name: (it.mode & 0o100, it.linkname, bytes(content(archive, it))) for it in members(archive)}

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from torchx_kfp.common.text import counted, duration, listed, moment, without_passwords
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER, workspace_key
 from torchx_kfp.entrypoints.cli.commands.runs import run_as_json
 from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
@@ -106,6 +106,13 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
         _print_table(found, record.search, whole.code, record.artifacts, located.name)
 
 
+def _code(codes: Iterable[Code]) -> Iterator[tuple[str, str, str]]:
+    """Yield what is shown of the code of a run, with the place of the archive below the tracker base."""
+    for code in codes:
+        yield "code", "workspace", describe_code(code)
+        yield "code", "archive", workspace_key(code.digest)
+
+
 def _curve_as_json(curve: Curve) -> dict[str, Any]:
     ends = {"last": curve.last._asdict(), "min": curve.min._asdict(), "max": curve.max._asdict()}
     return {"count": curve.count, **ends, "points": [point._asdict() for point in curve.points]}
@@ -136,7 +143,7 @@ def _print_table(
             ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
             for it in found["sources"]
         ),
-        *(("code", "workspace", describe_code(code)) for code in codes),
+        *_code(codes),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
     print_facts(rows, above=f"Run {titled(name, found['run_id'])}")
@@ -206,7 +213,7 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
     whole = [
         *(("run", name, value) for name, value in facts.items() if value),
         *(("parameter", name, show_value(value)) for name, value in record.arguments.items() if name not in said),
-        *(("code", "workspace", describe_code(code)) for code in recorded.code),
+        *_code(recorded.code),
     ]
     print_facts(whole, above=f"Run {record.run_id}")
     print_text("")

@@ -140,7 +140,7 @@ class Application:
         compared = compare_runs([self._runs.recorded(run) for run in runs.values()], changed=changed)
         other = [*(("run", key) for key in runs), *([] if changed else [("changed", "1")])]
         rows = [(row["changed"], [column.text(row) for column in compared.columns]) for row in compared.rows]
-        return _fill(compared.about_code(), compared=runs, rows=rows, changed=changed, other="?" + urlencode(other))
+        return _fill([], compared=runs, rows=rows, changed=changed, other="?" + urlencode(other))
 
     def _report(self, query: _Query) -> str:
         run = self._run(dict(query).get("run", ""))
