@@ -150,7 +150,7 @@ def _print_table(
 
 
 def _artifact(artifact: Artifact) -> str:
-    metadata = json.dumps(dict(artifact.metadata)) if artifact.metadata else ""
+    metadata = json.dumps(dict(artifact.metadata), ensure_ascii=False) if artifact.metadata else ""
     return "  ".join(filter(None, [artifact.url, show_stored(artifact.stored), metadata]))
 
 

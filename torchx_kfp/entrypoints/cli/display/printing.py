@@ -153,7 +153,7 @@ def show_value(value: Any) -> str:
     if isinstance(value, str):
         return repr(value) if not value or not value.isprintable() or " " in value else value
     if isinstance(value, bool) or value is None or isinstance(value, Mapping | list):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False)
     return str(value)
 
 
@@ -170,7 +170,7 @@ def _csv_cell(value: Any) -> str:
         return printable(value, keep="\n\t")
     if value is None:
         return ""
-    return json.dumps(value) if isinstance(value, bool | Mapping | list) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | Mapping | list) else repr(value)
 
 
 def json_ready(value: Any) -> Any:
