@@ -257,6 +257,17 @@ def test_stages_that_cannot_start_are_said(program: Program) -> None:
     assert watched.stderr.count("cannot start: ErrImagePull: failed to pull and unpack") == 1
 
 
+def test_what_a_stage_waits_for_is_shown_with_kubernetes_own_word(program: Program) -> None:
+    with scripted(lambda request: answer(request, "stuck")) as server:
+        shown = program("show", "latest", "--host", server.url)
+        logs = program("logs", "latest/no-image", "--host", server.url)
+    assert shown.returncode == 0, shown.stderr
+    assert "(ErrImagePull: failed to pull" in shown.stdout
+    assert "(Unschedulable: " in shown.stdout
+    assert logs.returncode == 2
+    assert re.search(says("has no log: it cannot start: ErrImagePull: "), logs.stderr), logs.stderr
+
+
 # Cancel
 
 

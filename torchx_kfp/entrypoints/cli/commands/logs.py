@@ -133,7 +133,9 @@ class _Choice:
                 f"There is no attempt {self._attempt} at {self._stage!r} in the run {record.run_id}, but {attempts}."
             )
         end = record.run.end_of(stages[0])
-        why = f"it {end.reason or end.state}" if end else f"it was not started ({record.run.state})"
+        stuck = next((each.reason for each in record.run.stages if each.name == stages[0] and each.is_stuck), "")
+        why = f"it cannot start: {stuck}" if stuck else f"it was not started ({record.run.state})"
+        why = f"it {end.reason or end.state}" if end else why
         if end and end.cached_from and end.log_file is not None:
             why = f"it was taken from the run {end.cached_from}, whose folder is gone"
         elif end and end.cached_from:

@@ -226,8 +226,10 @@ def print_stages(stages: Sequence[StageResult]) -> None:
         first, ran = group[0], [stage for stage in group if stage.attempts]
         results = show_results(first.measures)
         if not results and first.reason and not first.attempts:
-            # The column before it has the first part of "was skipped: its condition is false".
-            results = f"({first.reason.rpartition(': ')[2]})"
+            # The column before it has the first part of "was skipped: its condition is false"; that of a pod that
+            # cannot start begins with Kubernetes' word for it.
+            is_stuck = first.state is State.QUEUED
+            results = f"({first.reason if is_stuck else first.reason.rpartition(': ')[2]})"
         row = {
             "stage": first.name,
             "state": str(first.state),
