@@ -18,6 +18,8 @@ _TTL = 86400
 #: The launcher's line whenever the number of running replicas has changed. Lines of a replica begin with its name.
 _COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
 
+#: The end of the launcher's line about the replica that has failed first, before that replica's last lines.
+LAST_LINES_FOLLOW = "; its last lines:"
 #: A text: numbers of the launcher's words, which are joined, and None for the index of the replica.
 WordNumbers = Sequence["int | None"]
 

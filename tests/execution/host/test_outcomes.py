@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.execution.host.answers_of_kfp import answer
@@ -31,6 +33,19 @@ def described(message: str, log: str) -> tuple[int | None, str]:
 )
 def test_an_application_that_a_signal_ended(stage: str, message: str, code: int, reason: str) -> None:
     assert described(message, answer(f"signals-log-{stage}")) == (code, reason)
+
+
+def test_the_last_lines_of_a_distributed_stage_name_the_replica(tmp_path: Path) -> None:
+    """On a cluster, twenty lines of the replica follow."""
+    named = "replicas/0 (pod train-0-x, node e2e) failed first, with exit code 143; its last lines:"
+    lines = ["torchx-kfp: train-9758763504 failed", named, *(f"  replicas/0 | second {number}" for number in range(20))]
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"{line}\n" for line in ["begun", *lines]))
+    result = StageResult("train", "train", State.FAILED, log_file=log)
+    assert result.last_lines() == [named, *lines[-9:]]
+    assert result.last_lines(3) == lines[-3:]
+    log.write_text("".join(f"{line}\n" for line in lines[:8]))
+    assert result.last_lines() == lines[:8]
 
 
 START = "I1122 02:56:37.549663      16 main.go:67] Setting log level to: '1'\n"

@@ -24,6 +24,7 @@ from torchx_kfp.common.text import (
     shown,
 )
 from torchx_kfp.contract.protocol import Execution
+from torchx_kfp.contract.specification import LAST_LINES_FOLLOW
 from torchx_kfp.errors import StageFailedError, UnknownNameError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.execution.pipeline.walk import indices_of, without_indices
@@ -253,7 +254,11 @@ def last_lines(log_file: Path, count: int) -> list[str]:
             lines = file.read().removesuffix(b"\n").split(b"\n")
     except OSError:
         return []
-    return [clean_line(line) for line in lines if lines != [b""]][-count:]
+    found = [clean_line(line) for line in lines if lines != [b""]]
+    # Of a distributed stage, the line that names the replica comes before those of the replica.
+    names = (line for line in reversed(found[:-count]) if line.endswith(LAST_LINES_FOLLOW))
+    first = next(names, None) if count >= LAST_LINES else None
+    return found[-count:] if first is None else [first, *found[1 - count :]]
 
 
 def describe_exit(code: int) -> str:
