@@ -182,7 +182,11 @@ class StageLogs:
                 self.say_once(str(path), f"{log.stage}: {error}")
             elif isinstance(error, HostRefusedError):
                 # KFP's API server may not read the logs of pods, and Argo archives them when pods end.
-                self.say_once(f"{path} so far", f"{log.stage}: The output comes after the pod's end. {error}")
+                why = "the host does not give the logs of pods that run"
+                sentence = (
+                    f"{log.stage}: The output comes after the pod's end: {why}. Until then, {self._ways(log.pod)}."
+                )
+                self.say_once(f"{path} so far", sentence)
             else:
                 return True  # the container of a pod that has just begun is still being created
             return False
@@ -216,14 +220,16 @@ class StageLogs:
             raise
         except HostError as error:
             why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not give it"
-            link = self._connection.link(self._run_id)
-            # kubectl also finds a pod that the host has lost sight of; the UI also finds logs that Argo has archived.
-            # The host's words go into a command that users copy.
-            command = shlex.join(["kubectl", "logs", "-n", self._connection.pods, pod, "-c", "main"])
-            ways = command + (f", or look at {link}" if link else "")
             raise type(error)(
-                f"The log of the pod {pod} cannot be read, because {why}. Try: {ways}. ({error})"
+                f"The log of the pod {pod} cannot be read, because {why}. Try: {self._ways(pod)}. ({error})"
             ) from error
+
+    def _ways(self, pod: str) -> str:
+        """Return other ways to a log: kubectl finds pods that the host does not see, and the UI what Argo archives."""
+        link = self._connection.link(self._run_id)
+        # The host's words go into a command that users copy.
+        command = shlex.join(["kubectl", "logs", "-n", self._connection.pods, pod, "-c", "main"])
+        return command + (f", or look at {link}" if link else "")
 
     def _append(self, path: Path, new: bytes) -> None:
         """Add all of the bytes to a log file, or none of them."""
