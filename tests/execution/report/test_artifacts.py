@@ -150,7 +150,7 @@ def test_html_in_markdown_is_text(tmp_path: Path) -> None:
     assert {it.get("href") for it in markdown.of("a")} <= {None}
 
 
-def test_stored_ones_are_linked_and_shown(tmp_path: Path) -> None:
+def test_stored_ones_are_linked_and_shown_and_registered_ones_named(tmp_path: Path) -> None:
     base, run_id = tmp_path / "base", "made-1/make/make_1"
     run = tracked(base, run_id)
     contents = {"scores.md": MARKDOWN, "errors.html": HTML + HARM, "large.md": "x" * (MOST + 1), "b.md": "secret"}
@@ -158,6 +158,7 @@ def test_stored_ones_are_linked_and_shown(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
         run.add_artifact(name.partition(".")[0], tmp_path / name, store=True, epochs=3)
     run.add_artifact("folder", tmp_path, store=False)
+    run.add_artifact("where", "s3://elsewhere/7", epochs=4)
     [changed] = base.rglob("b.md")
     changed.write_text("other!")
 
@@ -177,6 +178,8 @@ def test_stored_ones_are_linked_and_shown(tmp_path: Path) -> None:
         "SHA-256",
     ):
         assert text in page
-    # The last one is not stored.
-    for text in ("<script>parent.document.title", "x" * 1000, "other!", "<strong>folder</strong>"):
+    for text in ("<script>parent.document.title", "x" * 1000, "other!"):
         assert text not in page
+    for text in ("<strong>folder</strong>", "<strong>where</strong>", "s3:/<wbr>/<wbr>elsewhere/<wbr>7"):
+        assert text in page
+    assert f'href="{quote(os.path.relpath(tmp_path, folder))}"' not in page, "whoever gets the page gets no other files"

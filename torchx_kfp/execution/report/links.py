@@ -127,13 +127,15 @@ class Links:
                     metadata.pop(LOCATION, None)
                 yield _view(name, kind, self._link(name, artifact), metadata, partial(self._text, artifact))
 
-    def stored(self, found: Mapping[str, StoredArtifact]) -> Iterator[ArtifactView]:
-        """Yield the artifacts that a stage has stored under the tracker base.
+    def recorded(self, found: Mapping[str, StoredArtifact]) -> Iterator[ArtifactView]:
+        """Yield the artifacts that a stage has registered.
 
-        Their place is derived from the record and the base, so they cannot be other files of this machine.
+        The place of a stored one is derived from the record and the base, so it cannot be another file of this machine.
+        Of one that is only registered, its place is text.
         """
         for artifact in found.values():
             if (stored := artifact.stored) is None:
+                yield _view(artifact.name, "", Hyperlink(artifact.path, ""), artifact.metadata, str)
                 continue
             kind = _KINDS.get(os.path.splitext(stored.name)[1].lower(), "") if stored.count is None else ""
             link = Hyperlink(artifact.url, "") if "://" in artifact.url else self.file(Path(artifact.url), stored.name)
