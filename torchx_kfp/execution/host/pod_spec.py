@@ -88,5 +88,4 @@ def _artifact(name: str, message: Mapping[str, Any], declared: ArtifactType) -> 
         ArtifactType(title, as_text(kind.get("schemaVersion"))) if title else declared,
         as_text(message.get("uri")),
         as_object(message.get("metadata")),
-        imported=True,
     )

@@ -172,7 +172,6 @@ def import_artifact(name: str, importer: Importer, run: TaskRun, workspace: str)
         uri,
         dict(importer.metadata),
         custom_path=place if importer.to_workspace else "",
-        imported=True,
     )
 
 

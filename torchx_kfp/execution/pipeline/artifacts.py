@@ -45,8 +45,6 @@ class Artifact:
     #: The path of its file on this machine, if it differs from ``uri``: a path that a Python component has set
     #: (``set_path``), or the path of a copy of a file on other storage.
     custom_path: str = ""
-    #: Whether the pipeline has imported it; otherwise, a stage has produced it.
-    imported: bool = field(default=False, compare=False)
 
     @property
     def path(self) -> str:

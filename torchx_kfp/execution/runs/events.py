@@ -268,7 +268,7 @@ def _read(hint: Any, value: Any, name: str) -> Any:
         return (tuple if origin is tuple else ArtifactList)(_read(args[0], item, name) for item in value)
     if kind is Artifact:
         of_type = {"title": value["type"], "version": value["version"]}
-        return read_fields(Artifact, {**value, "type": of_type, "imported": False})
+        return read_fields(Artifact, {**value, "type": of_type})
     if kind in (Path, State):
         return kind(value)
     return read_fields(kind, value) if _in_json(kind) is dict else value
