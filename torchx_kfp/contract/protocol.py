@@ -60,9 +60,10 @@ OF_LAUNCHERS = (ARGO_NODE, SERVICE_ACCOUNT)
 #: The parameter of pipelines that carries the URL of a workspace, and the form of such a URL below the tracker base.
 WORKSPACE_PARAMETER = "workspace"
 _WORKSPACE = re.compile(r"/\.torchx_kfp/workspaces/([0-9a-f]{64})\.tar(?![\w.-])")
-#: The folder in which a stage unpacks its workspace, if it is not that for temporary files: the runner of this machine
-#: removes it with the run.
+#: The folder of an execution on this machine. A stage unpacks its workspace there, and writes the local paths that it
+#: registers as artifacts into the file ``REGISTERED``, each as a line of JSON.
 WORKSPACES = "TORCHX_KFP_WORKSPACES"
+REGISTERED = "registered.jsonl"
 #: The variable with the URL of a stage's workspace, if the stage's command only has the name of its code: any file of
 #: the workspace changes the URL, and KFP's key of a stage in its cache has the command and its inputs, not variables.
 CODE_URL = "TORCHX_KFP_CODE_URL"

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.contract.carried.storage import FILES
+from torchx_kfp.contract.protocol import REGISTERED, WORKSPACES
 from torchx_kfp.errors import CorruptResultError, NotRecordedError, ResultRefusedError, TrackerError, explain
 from torchx_kfp.tracking.entries import add_entry, encode_json
 from torchx_kfp.tracking.store import Store, key_text, new_entry_name
@@ -327,7 +328,16 @@ def add_artifact(
     else:
         _look_at(name, text)
     add_entry(store, run_id, {"artifacts": {name: content}})
+    _tell_runner(absolute(text.removeprefix("file://")))
     return str(content["path"])
+
+
+def _tell_runner(path: str) -> None:
+    """Tell the runner of this machine which path was registered: executions at the same time must not share one."""
+    folder = os.environ.get(WORKSPACES)
+    if folder and path and "://" not in path:
+        with contextlib.suppress(OSError), open(os.path.join(folder, REGISTERED), "a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(path)}\n")
 
 
 def absolute(path: str) -> str:

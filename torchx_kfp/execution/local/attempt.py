@@ -8,8 +8,9 @@ import os
 import shutil
 import signal
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from torchx_kfp.execution.local.transfer import (
     read_run_id,
     registered_files,
     with_copies,
+    written_paths,
 )
 from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact
 from torchx_kfp.execution.pipeline.inputs import inputs_of_stage, with_defaults
@@ -194,6 +196,13 @@ class Attempt(threading.Thread):
         #: Whether it was asked to end, and the signals that came while it was being started.
         self._is_ending = False
         self._early: list[int] = []
+        #: When it began and ended, on the monotonic clock, and the paths that it has written and registered meanwhile.
+        self.began = self.ended = time.monotonic()
+        self.written: Collection[str] = ()
+
+    def overlaps(self, other: Attempt) -> bool:
+        """Tell whether it ran at the same time as another attempt that has ended."""
+        return self.began < other.ended
 
     def terminate(self, grace: float) -> None:
         """Ask the stage to end within ``grace`` seconds, or prevent its start."""
@@ -211,12 +220,15 @@ class Attempt(threading.Thread):
 
     def run(self) -> None:
         """Run the attempt to its end, and report its result."""
+        self.began, since = time.monotonic(), time.time()
         try:
             result = self._with_records(self._result())
+            self.written = written_paths(self.plan, since)
         except OSError as error:
             result = self.plan.result(reason=f"could not be run: {explain(error)}")
         except Exception as error:  # an exception would end the thread, and the run would wait forever
             result = self.plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
+        self.ended = time.monotonic()
         self._on_message(result)
 
     def _result(self) -> StageResult:

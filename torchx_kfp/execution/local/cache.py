@@ -200,6 +200,11 @@ class Cache:
                 folder.mkdir(0o700, parents=True, exist_ok=True)
             write_file(path, json.dumps(entry).encode(), durable=False, permissions=0o600)
 
+    def remove(self, key: str) -> None:
+        """Forget a stage that turned out to be wrong."""
+        if key:
+            self._path(key).unlink(missing_ok=True)
+
     def _path(self, key: str) -> Path:
         # Entries are spread over several folders, since there may be many.
         return self.folder / key[:2] / f"{key}.json"

@@ -143,6 +143,8 @@ class Scheduler:
         self._waiting: deque[TaskRun] = deque()
         self._retrying: dict[TaskRun, None] = {}
         self._running: dict[str, _Running] = {}
+        #: The attempts that have written and registered a path.
+        self._written: dict[str, list[_Running]] = {}
         #: By stage: the number of attempts, and how it, or its last attempt, ended.
         self._attempts = Counter[str]()
         self._results: dict[str, StageResult] = {}
@@ -468,6 +470,10 @@ class Scheduler:
             state, reason = running.ending
             ended = running.attempt.plan.result() if state is State.CANCELED else message
             message = dataclasses.replace(ended, state=state, reason=reason, outputs={}, artifacts={})
+        clash = "" if message.reason else self._clash(running)
+        if clash:
+            nothing: dict[str, Any] = {"outputs": {}, "artifacts": {}}
+            message = dataclasses.replace(message, state=State.FAILED, reason=clash, **nothing)
         result = dataclasses.replace(
             message,
             duration=time.monotonic() - run.started,
@@ -475,7 +481,7 @@ class Scheduler:
             started_at=run.started_at,
             replicas=run.replicas,
         )
-        if result.reason and (retry := run.retry_left) is not None and not self._stop_of(run):
+        if result.reason and (retry := run.retry_left) is not None and not self._stop_of(run) and not clash:
             delay = retry.delay(run.tries)
             self._results[run.name] = result
             self._index(run.name)
@@ -486,6 +492,23 @@ class Scheduler:
         self._end(run, result)
         if self._cache is not None and run.cache_key:
             self._cache.put(run.cache_key, self._results[run.name])
+
+    def _clash(self, running: _Running) -> str:
+        """Return why artifacts of an attempt may be those of another one, which ran at the same time; empty if not."""
+        for path in running.attempt.written:
+            others = self._written.setdefault(path, [])
+            at_once = [it for it in others if it.run is not running.run and running.attempt.overlaps(it.attempt)]
+            others.append(running)
+            for other in at_once:
+                if self._cache is not None:
+                    self._cache.remove(other.run.cache_key)
+            if at_once:
+                return (
+                    f"wrote and registered {path}, and so did {at_once[0].run.name} at the same time: either may have "
+                    "the other's file. Write to paths that differ (in a loop, with the item in the name), or give each "
+                    "execution its own folder with --workspace"
+                )
+        return ""
 
     def _fail(self, run: TaskRun, error: Exception) -> None:
         """End a task that cannot begin. The error must not end other tasks."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 from torchx_kfp.common.safe_files import UnfitFileError, is_below, read_bytes, special_kind, walk
 from torchx_kfp.common.text import joined, shown
 from torchx_kfp.contract.inputs import RUN_ID
+from torchx_kfp.contract.protocol import REGISTERED
 from torchx_kfp.errors import explain
 from torchx_kfp.execution.local.executors.executor import AttemptError, AttemptPlan
 from torchx_kfp.execution.pipeline.artifacts import (
@@ -32,6 +34,8 @@ from torchx_kfp.execution.pipeline.placeholders import placeholders_in
 from torchx_kfp.execution.pipeline.values import convert, from_output, large_integers
 from torchx_kfp.tracking.recorder import Artifact as Registered
 
+#: The seconds by which the time of a file may lag behind the clock.
+_COARSE = 0.02
 #: How many bytes the kernel is asked to copy at once.
 _CHUNK = 1 << 30
 
@@ -293,6 +297,24 @@ def _verify_content(path: str) -> None:
             mode = os.lstat(file := os.path.join(folder, name)).st_mode
             if not stat.S_ISLNK(mode) and (kind := special_kind(mode)):
                 raise UnfitFileError(f"{file} is a {kind}")
+
+
+def written_paths(plan: AttemptPlan, since: float) -> set[str]:
+    """Return the local paths that a process has registered as artifacts and that have changed since this time."""
+    paths = set()
+    with contextlib.suppress(OSError, ValueError):
+        text = read_bytes(str(plan.folder / REGISTERED), limit=_LONGEST_REPORT).decode()
+        paths = {os.path.realpath(json.loads(line)) for line in text.splitlines()}
+    return {path for path in paths if _changed_at(path) >= since - _COARSE}
+
+
+def _changed_at(path: str) -> float:
+    """Return when a file, or a file in a folder, was last changed."""
+    times = [0.0]
+    for place in (path, *(os.path.join(folder, name) for folder, _, names in walk(path) for name in names)):
+        with contextlib.suppress(OSError):
+            times.append(os.lstat(place).st_mtime)
+    return max(times)
 
 
 def registered_files(plan: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
