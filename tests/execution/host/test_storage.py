@@ -13,7 +13,7 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages
 from torchx_kfp.errors import HostSettingsError
-from torchx_kfp.execution.host.settings import Settings
+from torchx_kfp.execution.host.settings import Settings, read_settings
 from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.host.submission import check_submission
 from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_documents
@@ -88,12 +88,16 @@ def test_an_address_here_is_no_finding_with_one_of_the_cluster():
     here = {"AWS_ENDPOINT_URL": "http://localhost:9000", "HOME": "/nowhere"}
     pipeline = load_pipeline(several)
     arguments = {"tracker_base": "s3://bucket/results"}
-    found = check_submission(pipeline, arguments, here)
+
+    def check(environ):
+        return check_submission(pipeline, arguments, read_settings(environ=environ), environ)
+
+    found = check(here)
     assert [str(one) for one in found if "TORCHX_KFP_STORAGE_VARIABLES=AWS_ENDPOINT_URL=http://seaweedfs" in str(one)]
     there = {"TORCHX_KFP_STORAGE_VARIABLES": "AWS_ENDPOINT_URL=http://store:9000"}
-    assert not [str(one) for one in check_submission(pipeline, arguments, {**here, **there}) if "S3" in str(one)]
+    assert not [str(one) for one in check({**here, **there}) if "S3" in str(one)]
     wrong = {"TORCHX_KFP_STORAGE_VARIABLES": "AWS_ENDPOINT_URL=http://[::1]:9000"}
-    found = [str(one) for one in check_submission(pipeline, arguments, {**here, **wrong})]
+    found = [str(one) for one in check({**here, **wrong})]
     assert [one for one in found if "'tracked'" in one and "means the pod itself there" in one]
     assert not [one for one in found if "'pinned'" in one]
 

@@ -21,7 +21,7 @@ from torchx_kfp.errors import (
     StageFailedError,
     UnsupportedPipelineError,
 )
-from torchx_kfp.host import attach, submit
+from torchx_kfp.host import attach, connect, submit
 from torchx_kfp.local import Event, RunFinished, RunStarted, State, Watch
 
 LOCAL = "http://localhost:9000"
@@ -82,6 +82,20 @@ def test_a_volume_claim_at_the_base_or_above_it_is_reached(path: str, reached: b
         kubernetes.mount_pvc(task("train", base), "claim", path)
 
     assert bool(refusal(pipeline)) is not reached
+
+
+def test_the_check_reads_the_settings_of_the_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"tracker_base": "/mnt/results/team"}
+    folder = {"storage_folder": "/mnt/results"}
+    with scripted(lambda request: Reply(TAKEN)) as server:
+        submit(one, arguments, host=connect(server.url, **folder))
+        monkeypatch.setenv("TORCHX_KFP_STORAGE_FOLDER", "/mnt/results")
+        monkeypatch.setenv("TORCHX_KFP_HOST", "https://other.example.com")
+        # The settings of another host are not used, and not for the check.
+        with pytest.warns(UserWarning, match="are not used for"):
+            host = connect(server.url)
+        with pytest.raises(UnsupportedPipelineError, match="lost with the pod"):
+            submit(one, arguments, host=host)
 
 
 def test_each_stage_needs_a_volume_that_lasts() -> None:

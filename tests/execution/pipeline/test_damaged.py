@@ -13,6 +13,7 @@ import yaml
 
 from tests.execution.host.answers_of_kfp import polls
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.host.submission import check_submission
 from torchx_kfp.execution.local.preflight import check_supported, find_not_applied
@@ -89,5 +90,5 @@ def test_damaged_pipelines_are_refused_with_a_message(seed):
             outline(pipeline)
             describe(measure(pipeline))
             find_not_applied(pipeline)
-            check_submission(pipeline, complete_arguments(pipeline, {}))
+            check_submission(pipeline, complete_arguments(pipeline, {}), Settings())
             check_supported(pipeline)

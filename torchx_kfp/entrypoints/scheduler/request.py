@@ -19,6 +19,7 @@ from torchx_kfp.contract import protocol
 from torchx_kfp.entrypoints.scheduler.app_run import ROLE_NAME
 from torchx_kfp.entrypoints.scheduler.runopts import Options
 from torchx_kfp.errors import AppDefError
+from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.host.submission import check_submission, refuse_submission
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
@@ -76,7 +77,7 @@ def make_request(app: specs.AppDef, options: Options) -> Request:
             "tracker_base=s3://bucket/results, or run the code of the image: --workspace ''"
         )
     prepared = prepare(_compile(app, options, trackers, parent), arguments)
-    findings = check_submission(prepared.pipeline, prepared.values)
+    findings = check_submission(prepared.pipeline, prepared.values, read_settings(options.of_connection))
     refuse_submission(prepared.pipeline, findings)
     for finding in findings:
         _logger.warning("%s: %s", finding.kind.value, finding)

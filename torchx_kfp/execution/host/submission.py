@@ -13,7 +13,7 @@ from torchx_kfp.common.text import shown
 from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.run import HostRun
-from torchx_kfp.execution.host.settings import Submission, read_settings, variable
+from torchx_kfp.execution.host.settings import Settings, Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, is_of_this_machine, storage_of
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding, Kind, merge, refuse
@@ -71,14 +71,10 @@ def submit(
     """
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     host = _host(host)
-    prepared = _prepare(pipeline, arguments, workspace=workspace)
+    prepared = prepare(load_pipeline(pipeline), {} if arguments is None else arguments, workspace=workspace)
+    found = check_submission(prepared.pipeline, prepared.values, host.connection.settings)
+    refuse_submission(prepared.pipeline, found)
     return start_run(host, prepared, submission, warn=_warn)
-
-
-def _prepare(pipeline: PipelineLike, arguments: Mapping[str, Any] | None, **options: Any) -> PreparedRun:
-    prepared = prepare(load_pipeline(pipeline), {} if arguments is None else arguments, **options)
-    refuse_submission(prepared.pipeline, check_submission(prepared.pipeline, prepared.values))
-    return prepared
 
 
 def start_run(
@@ -151,16 +147,17 @@ def _host(host: Host | str | None, **settings: str | bool | None) -> Host:
 
 
 def check_submission(
-    pipeline: Pipeline, arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+    pipeline: Pipeline, arguments: Mapping[str, Any], settings: Settings, environ: Mapping[str, str] = os.environ
 ) -> list[Finding]:
     """Return all findings about a run of the pipeline on KFP.
 
     Args:
         pipeline: the pipeline.
         arguments: the values of all its parameters.
+        settings: those of the connection with which it is submitted.
         environ: the environment of this process.
     """
-    storage = storage_of(read_settings(environ=environ))
+    storage = storage_of(settings)
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
         found += checks.of_run(pipeline, arguments)

@@ -93,6 +93,7 @@ def run_command(
     """
     from torchx_kfp.entrypoints.cli.display.summary import summarize
     from torchx_kfp.entrypoints.cli.display.views import view_of
+    from torchx_kfp.execution.local.preflight import check_supported
     from torchx_kfp.execution.local.runner import start
 
     folder = OUTPUT_DIR if output_dir is None else output_dir
@@ -117,6 +118,7 @@ def run_command(
         without=[folder],
     )
     if inputs.dry_run:
+        check_supported(prepared.pipeline, prepared.values, in_containers=bool(options["docker"]))
         if name:
             check_run_name(name)
         show_dry_run(prepared, as_json=view.as_json)

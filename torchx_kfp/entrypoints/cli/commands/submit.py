@@ -98,7 +98,7 @@ def prepare_submission(host: Host, target: Target, inputs: RunInputs) -> Prepare
     usual = host.connection.settings.tracker_base or None
     prepared = inputs.prepare(target, usual=lambda _: usual, examples=_EXAMPLES, tracked=bool(usual))
     size = measure(prepared.pipeline)
-    findings = [*check_submission(prepared.pipeline, prepared.values), *check_size(size)]
+    findings = [*check_submission(prepared.pipeline, prepared.values, host.connection.settings), *check_size(size)]
     refuse_submission(prepared.pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
