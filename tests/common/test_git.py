@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from torchx_kfp.common.git import GitState, read_git_state
-from torchx_kfp.errors import WorkspaceError
-from torchx_kfp.tracking.workspaces import list_workspace
 
 Git = Callable[..., str]
 
@@ -83,48 +80,6 @@ def test_the_state_of_a_folder(git: Git, tmp_path: Path) -> None:
     assert tree == GitState(commit, "größe/x", changed=False)
     git("checkout", "-q", "--detach", folder="tree")
     assert state(folder=tmp_path / "tree/code") == GitState(commit, None, changed=False)
-
-
-@pytest.mark.parametrize("place", ["repo", "submodule", "bare", "remote"])
-def test_programs_of_its_configuration_do_not_run(git: Git, tmp_path: Path, place: str) -> None:
-    """The folder may be an archive of somebody else, with its ``.git``."""
-    code, proof = tmp_path / "repo/code", tmp_path / "proof"
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch {proof}\ncat\n")
-    program.chmod(0o755)
-    folder = {"submodule": "repo/code/sub", "bare": "repo/code"}.get(place, "repo")
-    if place == "bare":
-        git("clone", "-q", "--bare", str(tmp_path / "repo"), "bare", folder=".")
-        for path in (tmp_path / "bare").iterdir():
-            path.rename(code / path.name)
-        git("config", "--file", "config", "core.bare", "false", folder=folder)
-        git("config", "--file", "config", "core.worktree", str(code), folder=folder)
-        git("config", "--file", "config", "core.fsmonitor", str(program), folder=folder)
-    elif place == "remote":  # which git would ask for what is missing
-        for setting in (
-            "core.repositoryformatversion=1",
-            "extensions.partialClone=origin",
-            "remote.origin.promisor=true",
-            f"remote.origin.url=ext::{program} x",
-            "protocol.ext.allow=always",
-        ):
-            git("config", *setting.split("=", 1), folder=folder)
-        tree = git("rev-parse", "HEAD^{tree}", folder=folder)
-        (tmp_path / "repo/.git/objects" / tree[:2] / tree[2:]).unlink()
-    else:
-        (tmp_path / "included").write_text(
-            f'[core]\nfsmonitor = {program}\n[filter "x"]\nclean = {program}\nrequired\n'
-        )
-        git("config", "include.path", str(tmp_path / "included"), folder=folder)
-        (code / ("sub" if place == "submodule" else ".") / ".gitattributes").write_text("* filter=x\n")
-    (code / "b.py").write_text("B")
-    (code / "sub/a.py").write_text("A")
-    refusal = pytest.raises(WorkspaceError, match="git does not say") if place == "bare" else contextlib.nullcontext()
-    with refusal:
-        list_workspace(code)
-    state = read_git_state(str(code), {"b.py"})
-    assert not proof.exists()
-    assert (state is not None and state.changed) == (place in ("repo", "submodule"))
 
 
 def test_nothing_to_say_is_not_an_error(git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,10 @@
-"""Facts of git about a folder. Without git, outside of a repository, or if git refuses, there are none.
-
-The folder may be somebody else's, so the programs that its own configuration names do not run: file system monitors,
-and the transports of a remote from which git would fetch what is missing. Git would also run filters to compare files,
-so they are compared here, as they are: what a filter has changed, such as that of LFS, differs from the commit.
-"""
+"""Facts of git about a folder. Without git, outside of a repository, or if git refuses, there are none."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import stat
 from collections.abc import Collection
 from dataclasses import dataclass
-
-from torchx_kfp.common.safe_files import read_bytes
 
 
 @dataclass(frozen=True)
@@ -31,59 +22,18 @@ class GitState:
     changed: bool
 
 
-#: Options for which a repository's configuration does not count. A bare repository among the files is not the folder's.
-_SAFE = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.bareRepository=explicit")
-#: The bytes of a file that is compared, at most.
-_LARGEST = 1 << 30
-
-
 def run_git(folder: str, *words: str) -> bytes | None:
     """Return what git prints in a folder; None if it fails or is not installed."""
     import subprocess  # applications import the module, for its class only
 
-    # Otherwise, `git diff` would write to the index of the repository, and other commands would ask its remote.
-    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # `git status` would write to the repository's index
     try:
         done = subprocess.run(
-            ["git", "-C", folder, *_SAFE, *words],
-            capture_output=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env=environ,
+            ["git", "-C", folder, *words], capture_output=True, check=False, stdin=subprocess.DEVNULL, env=environ
         )
     except OSError:
         return None
     return None if done.returncode else done.stdout
-
-
-def _committed(folder: str, commit: str) -> dict[str, str] | None:
-    """Return the modes and hashes of the files of a commit by their names in the folder, with those of submodules."""
-    listed = run_git(folder, "ls-tree", "-r", "-z", commit)
-    if listed is None:
-        return None
-    found: dict[str, str] = {}
-    for entry in filter(None, listed.split(b"\0")):
-        about, _, path = entry.partition(b"\t")
-        mode, kind, digest = about.decode().split()
-        name = os.fsdecode(path)
-        if kind == "commit":
-            inner = _committed(os.path.join(folder, name), digest) or {}  # it may not be checked out
-            found |= {f"{name}/{below}": its for below, its in inner.items()}
-        else:
-            found[name] = f"{mode} {digest}"
-    return found
-
-
-def _hash(path: str, like: str) -> str:
-    """Return git's mode and hash of a file or link, of the length of another hash; empty if it cannot be read."""
-    try:
-        mode = os.lstat(path).st_mode
-        is_link = stat.S_ISLNK(mode)
-        content = os.fsencode(os.readlink(path)) if is_link else read_bytes(path, limit=_LARGEST)
-    except OSError:
-        return ""
-    digest = (hashlib.sha256 if len(like) == 64 else hashlib.sha1)(b"blob %d\0%s" % (len(content), content)).hexdigest()
-    return f"{'120000' if is_link else '100755' if mode & stat.S_IXUSR else '100644'} {digest}"
 
 
 def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
@@ -94,17 +44,40 @@ def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
         names: the files in the folder that count, relative to it.
     """
     commit = _line(folder, "rev-parse", "--verify", "HEAD")
-    committed = _committed(folder, commit) if commit else None
-    if commit is None or committed is None:
+    changes = _changes(folder) if commit else None
+    if commit is None or changes is None:
         return None
-    branch = _line(folder, "symbolic-ref", "--short", "HEAD")
-    paths = {name: os.path.join(folder, name) for name in {*names, *committed}}
-    # A file that is there, but does not count, was left out; one that is not there was removed.
+    # A new file that does not count was left out; one that was removed is missing, whether or not it counts.
     changed = any(
-        committed.get(name) != _hash(path, commit) if name in names else not os.path.lexists(path)
-        for name, path in paths.items()
+        "D" in state or (path in names if not path.endswith("/") else any(name.startswith(path) for name in names))
+        for state, path in changes
     )
-    return GitState(commit, branch, changed)
+    return GitState(commit, _line(folder, "symbolic-ref", "--short", "HEAD"), changed)
+
+
+def _changes(folder: str) -> list[tuple[str, str]] | None:
+    """Return what differs from the commit in a folder and its submodules: states, and paths relative to the folder.
+
+    The paths of folders that git does not look into end with a slash.
+    """
+    options = ("--porcelain=v2", "-z", "--no-renames", "--untracked-files=all", "--ignored")
+    listed, above = run_git(folder, "status", *options, "--", "."), _line(folder, "rev-parse", "--show-prefix") or ""
+    if listed is None:
+        return None
+    found = []
+    for entry in os.fsdecode(listed).split("\0"):
+        kind, _, rest = entry.partition(" ")
+        if kind in ("?", "!"):
+            found.append((kind, rest.removeprefix(above)))
+        elif kind in ("1", "u"):
+            state, submodule, *_, path = rest.split(" ", 9 if kind == "u" else 7)
+            path = path.removeprefix(above)
+            if submodule[0] == "S":
+                inner = _changes(os.path.join(folder, path)) or ()
+                found += [(inner_state, f"{path}/{below}") for inner_state, below in inner]
+            if submodule[:2] != "S.":  # a file, or another commit of a submodule
+                found.append((state, path if submodule[0] == "N" else f"{path}/"))
+    return found
 
 
 def _line(folder: str, *words: str) -> str | None:
