@@ -13,6 +13,9 @@ from kfp import dsl
 from tests.cases.apps import python
 from tests.facts import says
 from torchx_kfp import Stages
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.pipeline.walk import without_indices
+from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp.execution.runs.record import cached_by_kfp
 from torchx_kfp.host import Host, HostRun
 from torchx_kfp.local import RunResult, State, load_pipeline
@@ -98,3 +101,20 @@ def test_results_of_cached_stages_are_those_that_their_readers_were_given(
     assert "trial" not in cached_by_kfp(record)
     # Who comes later reads the same.
     assert values(HostRun(run._connection, run.run_id).read().run.result()) == values(second)
+
+
+def test_stages_that_run_afresh(host: Host, tmp_path: Path) -> None:
+    """All executions of a stage, in loops and nested pipelines, and what reads them; the others stay cached."""
+    arguments = {"tracker_base": str(tmp_path / "results"), "last": "1"}
+    for fresh in ((), (), ["deep", "inner"]):
+        prepared = prepare(load_pipeline(outer), arguments, fresh=fresh)
+        result = HostRun(host.connection, host.submit(prepared.pipeline, prepared.arguments)).wait()
+    assert {without_indices(stage.name) for stage in result.stages if stage.state is State.SUCCEEDED} == {
+        "deep",
+        "inner/one",
+        "inner/two",
+        "best",
+        "last",
+    }
+    with pytest.raises(ArgumentError, match=says("'outer'", "'dep'", "Did you mean 'deep'?", "branch-2")):
+        prepare(load_pipeline(outer), arguments, fresh=["dep"])

@@ -18,7 +18,9 @@ from tests.execution.host.calling import wait_until
 from tests.execution.local.components import shell, shell_out
 from tests.execution.local.noting import RandomPipeline, Runs, everything, made
 from tests.execution.local.test_failures import alive
+from tests.facts import says
 from tests.watching import Heard
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.source import stages_named
 from torchx_kfp.local import StageStarted, Watch, run
@@ -115,6 +117,41 @@ def test_stages_that_no_cache_may_answer_run_again(tmp_path):
     (tmp_path / "mended").touch()
     assert run(pipeline, {"folder": str(tmp_path)}, **given).state == "succeeded"
     assert noted(tmp_path) == ["first", "first", "second"]
+
+
+def test_stages_that_run_afresh(tmp_path):
+    @dsl.pipeline
+    def inner(folder: str, text: str):
+        made = shell_out(script=f'echo inner-{text} >> {folder}/notes; printf x > "$0"')
+        shell(script=f"echo last-{made.output} >> {folder}/notes")
+
+    @dsl.pipeline(name="afresh")
+    def pipeline(folder: str):
+        first = shell_out(script=f'echo first >> {folder}/notes; cat {folder}/text > "$0"')
+        with dsl.ParallelFor(["a", "b"]) as item:
+            shell(script=f"echo {item} >> {folder}/notes")
+        inner(folder=folder, text=first.output)
+
+    def ran(*fresh: str) -> list[str]:
+        (tmp_path / "notes").write_text("")
+        given: Any = {"output_dir": tmp_path / "runs", "watch": Watch(), "fresh": fresh}
+        run(pipeline, {"folder": str(tmp_path)}, **given).raise_for_failure()
+        return noted(tmp_path)
+
+    (tmp_path / "text").write_text("t")
+    ran()
+    assert ran() == []
+    assert ran("shell") == ["a", "b"]
+    assert ran("inner") == ["inner-t", "last-x"]
+    assert ran("inner/shell-out", "shell") == ["a", "b", "inner-t"]
+    (tmp_path / "text").write_text("u")
+    assert ran() == [], "nobody can know"
+    assert ran("shell_out") == ["first", "inner-u"]
+    assert ran() == [], "what has run afresh is in the cache"
+    with pytest.raises(ArgumentError, match=says("'afresh'", "'shel'", "Did you mean 'shell'?", "inner/shell-out")):
+        ran("shell", "shel")
+    with pytest.raises(ArgumentError, match=says("fresh must be a list", "'shell'")):
+        run(pipeline, fresh="shell")
 
 
 def test_a_killed_runner(call, tmp_path):

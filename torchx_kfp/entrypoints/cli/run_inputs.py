@@ -29,6 +29,7 @@ class RunInputs:
     tracker_base: str | None
     workspace: str | None
     dry_run: bool
+    fresh: tuple[str, ...] = ()
 
     def prepare(
         self,
@@ -64,7 +65,7 @@ class RunInputs:
         arguments = self._read_arguments(pipeline, usual, examples)
         if isinstance(base := arguments.get(TRACKER_BASE), str):
             arguments[TRACKER_BASE] = absolute(base)
-        return prepare(pipeline, arguments, workspace=self.workspace, **place)
+        return prepare(pipeline, arguments, workspace=self.workspace, fresh=self.fresh, **place)
 
     def _read_arguments(
         self, pipeline: Pipeline, usual: Callable[[Pipeline], str | None], examples: str
@@ -112,6 +113,13 @@ def input_options(base: str) -> Decorator:
             metavar="DIR",
             help=f"The folder with the code of the stages. It is stored under the tracker base, once; the parameter "
             f"{WORKSPACE} gets its URL.",
+        ),
+        click.option(
+            "--fresh",
+            metavar="STAGE",
+            multiple=True,
+            help="Run this stage, or nested pipeline, although the cache has it; what reads it runs as well. May be "
+            "given several times.",
         ),
         click.option(
             "--dry-run",

@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.common.text import shown
@@ -42,6 +42,7 @@ def submit(
     service_account: str = "",
     pipeline_root: str = "",
     cache: bool = True,
+    fresh: Collection[str] = (),
     host: Host | str | None = None,
 ) -> HostRun:
     """Start a run on a KFP host.
@@ -56,6 +57,8 @@ def submit(
         service_account: the Kubernetes service account of the stages.
         pipeline_root: where KFP stores the run's artifacts.
         cache: False to run all stages, whatever the pipeline says.
+        fresh: stages, or nested pipelines, that run although KFP's cache has them. What reads them runs as well. KFP
+            does not cache what they make.
         host: the host, from ``connect``, or its URL; by default, the one that is set up.
 
     Returns:
@@ -71,7 +74,8 @@ def submit(
     """
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     host = _host(host)
-    prepared = prepare(load_pipeline(pipeline), {} if arguments is None else arguments, workspace=workspace)
+    given = {} if arguments is None else arguments
+    prepared = prepare(load_pipeline(pipeline), given, workspace=workspace, fresh=fresh)
     found = check_submission(prepared.pipeline, prepared.values, host.connection.settings)
     refuse_submission(prepared.pipeline, found)
     return start_run(host, prepared, submission, warn=_warn)

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
@@ -113,6 +113,7 @@ class Scheduler:
         listener: Listener,
         done: Mapping[str, StageResult],
         cache: Cache | None,
+        fresh: Collection[str],
     ) -> None:
         """Prepare the run.
 
@@ -123,6 +124,7 @@ class Scheduler:
             listener: gets its events.
             done: how stages ended, by name, that a retry of the run does not run again.
             cache: the cache of all runs; None if it is not used.
+            fresh: the stages, by their names without indices, that the cache does not answer.
         """
         self._pipeline = pipeline
         self._context = context
@@ -132,6 +134,7 @@ class Scheduler:
         self._listener = listener
         self._done = done
         self._cache = cache
+        self._fresh = fresh
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
         self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
         #: What to do and when: tasks begin, DAGs are closed; first of all, signals and a failure end the run.
@@ -383,7 +386,7 @@ class Scheduler:
             return False
         run = self._waiting.popleft()
         plan = self._plan(run)
-        if plan is not None and (run.tries or not self._recall(run)):
+        if plan is not None and (run.tries or without_indices(run.name) in self._fresh or not self._recall(run)):
             self._start(run, plan)
         return True
 

@@ -58,6 +58,7 @@ def run(
     secrets: Given | None = None,
     config_maps: Given | None = None,
     env: Collection[str] = (),
+    fresh: Collection[str] = (),
     **options: Unpack[RunKeywords],
 ) -> RunResult:
     """Run a compiled pipeline on this machine.
@@ -80,6 +81,7 @@ def run(
         config_maps: keys and values of config maps, likewise.
         env: the names of variables of this machine that stages in containers may get as keys of secrets and config
             maps. Processes have all of its variables.
+        fresh: stages, or nested pipelines, that run although the cache has them. What reads them runs as well.
         options: how to run the pipeline, such as ``parallelism=2``: see ``RunOptions``.
 
     Returns:
@@ -113,6 +115,7 @@ def run(
         loaded,
         arguments,
         workspace=workspace,
+        fresh=fresh,
         directory=os.fspath(options.get("directory") or os.curdir),
         without=[os.fspath(output_dir)],
     )
@@ -240,7 +243,7 @@ def _execute(
     not_applied = find_not_applied(pipeline, arguments, context.given, options.mounts, has_gpus=has_gpus)
     started = time.monotonic()
     lines = StageLines(watch)
-    scheduler = Scheduler(pipeline, context, lines, listener, done, cache)
+    scheduler = Scheduler(pipeline, context, lines, listener, done, cache, prepared.fresh)
     with awaitable_processes(), ending_signals(scheduler.interrupt):
         try:
             listener(

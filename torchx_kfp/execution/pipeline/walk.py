@@ -311,3 +311,9 @@ class PodNames:
 def outline(pipeline: Pipeline) -> dict[str, bool]:
     """Return the names of all stages, in an order in which they could run, and whether each is in a loop."""
     return {place.name: place.looped for place in walk(pipeline) if place.is_stage}
+
+
+def is_meant(stage: str, word: str) -> bool:
+    """Tell whether a word means a stage: its name without indices, or that of a nested pipeline around it."""
+    name, wanted = task_name(without_indices(stage)), task_name(word)
+    return name == wanted or name.startswith(f"{wanted}/")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchx_kfp.common.text import counted, listed, shown, size_text
+from torchx_kfp.common.text import counted, did_you_mean, listed, shown, size_text
 from torchx_kfp.contract.folders import fill_in_folders, find_folders
 from torchx_kfp.contract.protocol import (
     TRACKER_BASE_PARAMETER,
@@ -20,9 +20,10 @@ from torchx_kfp.contract.protocol import (
 )
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import pipeline_from_text, reading
+from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import known_bases, known_stages
+from torchx_kfp.execution.pipeline.walk import is_meant, known_bases, known_stages, outline, walk
 from torchx_kfp.execution.runs.stage_code import name_code
 from torchx_kfp.tracking.recorder import (
     SHORT_PATIENCE,
@@ -44,6 +45,7 @@ class PreparedRun:
         values: the values of all parameters.
         bases: the tracker bases that are known.
         workspaces: the archives of the code, by the folders in them.
+        fresh: the names, without indices, of the stages that run although the cache has them.
     """
 
     pipeline: Pipeline
@@ -51,6 +53,7 @@ class PreparedRun:
     values: Mapping[str, Any]
     bases: Collection[str] = ()
     workspaces: Mapping[str, PackedWorkspace] = field(default_factory=dict)
+    fresh: Collection[str] = ()
 
     def upload(self, say: Callable[[str], object] | None = None) -> None:
         """Store the archives that are not there yet, and say so. Raises TrackerError if they cannot be stored."""
@@ -90,6 +93,7 @@ def prepare(
     arguments: Mapping[str, Any],
     *,
     workspace: str | os.PathLike[str] | None = None,
+    fresh: Collection[str] = (),
     directory: str | None = None,
     without: Iterable[str] = (),
 ) -> PreparedRun:
@@ -99,23 +103,26 @@ def prepare(
         pipeline: the pipeline.
         arguments: the arguments, without defaults.
         workspace: the folder for the pipeline's parameter ``workspace``, if any.
+        fresh: the stages, and nested pipelines, that run although the cache has them. In the pipeline of a run on a
+            host, their tasks are not cached.
         directory: the directory in which stages of a run on this machine start; None for a run on a host. A folder as
             tracker base must then exist: pods have mounted it.
         without: folders that do not travel, in which runs write. The tracker base never does.
 
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the pipeline does not take a workspace, is given two,
-            has no tracker base for it, or is a compiled file that names folders.
+            has no tracker base for it, is a compiled file that names folders, or lacks a stage that ``fresh`` names.
         WorkspaceError: a folder cannot travel; the message says why.
         TrackerBaseError: the tracker base cannot be used.
     """
-    _verify_types(arguments, workspace)
+    _verify_types(arguments, workspace, fresh)
     folder = None if workspace is None else os.fspath(workspace)
     if folder is not None:
         _check_parameter(pipeline, arguments, folder)
         arguments = {**arguments, WORKSPACE_PARAMETER: ""}  # until it is packed
     with reading(f"The pipeline {pipeline.name!r}"):
         values = complete_arguments(pipeline, arguments)
+        stages = _named(pipeline, fresh)
         bases = list(known_bases(known_stages(pipeline, values)))
         pipeline, workspaces = _pack(pipeline, [values.get(TRACKER_BASE_PARAMETER), *bases], folder, directory, without)
         if folder is not None:
@@ -127,16 +134,42 @@ def prepare(
         if directory is not None and needs_base and isinstance(base, str) and base:
             # A stage starts in its workspace: a relative tracker base would be elsewhere.
             values[TRACKER_BASE_PARAMETER] = absolute_base(base, directory)
-    return PreparedRun(pipeline, arguments, values, bases, workspaces)
+        if stages and directory is None:
+            pipeline = _uncached(pipeline, stages)
+    return PreparedRun(pipeline, arguments, values, bases, workspaces, stages)
 
 
-def _verify_types(arguments: Any, workspace: Any) -> None:
+def _named(pipeline: Pipeline, words: Collection[str]) -> frozenset[str]:
+    """Return the names of the stages, without indices, that words name; or raise ArgumentError."""
+    names = [*outline(pipeline)]
+    for word in words:
+        if not any(is_meant(name, word) for name in names):
+            raise ArgumentError(
+                f"The pipeline {pipeline.name!r} has no stage {word!r} that could run afresh."
+                f"{did_you_mean(word, names)} Its stages: {listed(names)}."
+            )
+    return frozenset(name for name in names for word in words if is_meant(name, word))
+
+
+def _uncached(pipeline: Pipeline, stages: Collection[str]) -> Pipeline:
+    """Return the pipeline in which no cache answers these stages, nor those of the same tasks elsewhere."""
+    spec, platform = pipeline.copy_documents()
+    components = {**spec["components"], "root": spec["root"]}
+    for place in walk(pipeline):
+        if place.name in stages:
+            components[place.scope.name]["dag"]["tasks"][place.task.name]["cachingOptions"] = {}
+    return read_pipeline(spec, platform)
+
+
+def _verify_types(arguments: Any, workspace: Any, fresh: Any) -> None:
     if not isinstance(arguments, Mapping):
         raise ArgumentError(
             f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, but is {shown(arguments)}."
         )
     if workspace is not None and not isinstance(workspace, (str, os.PathLike)):
         raise ArgumentError(f"workspace must be the path of a folder, but is {shown(workspace)}.")
+    if isinstance(fresh, str) or not isinstance(fresh, Collection) or not all(isinstance(it, str) for it in fresh):
+        raise ArgumentError(f"fresh must be a list of stages, such as ['train'], but is {shown(fresh)}.")
 
 
 def _pack(

@@ -174,7 +174,9 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
     stage = event.result
     if not stage.attempts and not verbose and not (stage.state.is_success or stage.state is State.FAILED):
         return []
-    how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))
+    how = stage.reason or str(stage.state)
+    if stage.state is State.CACHED:
+        how = f"is cached, from {stage.cached_from}" if stage.cached_from else "is cached"
     lines = [f"{stage.name} {how} ({duration(stage.duration)})." if stage.attempts else f"{stage.name} {how}."]
     if verbose:
         artifacts = {

@@ -12,6 +12,7 @@ from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import RunReader
+from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -55,25 +56,27 @@ def _run_again(context: click.Context, source: RunReader) -> None:
     """Execute the command that started a run of this machine."""
     from torchx_kfp.entrypoints.cli.commands.cancel import end_left_stages
     from torchx_kfp.entrypoints.cli.commands.run import run_command
+    from torchx_kfp.entrypoints.cli.display.summary import words_to_go_on
 
     record = source.read()
-    words, directory = _recorded_command(record)
+    command = _recorded_command(record)
+    words = words_to_go_on(command, record.run.result())
     if record.is_running:
         raise ArgumentError(f"The run {record.run_id} is running: torchx-kfp watch {record.run_id} shows it.")
     if record.run.state is State.SUCCEEDED:
         raise ArgumentError(f"The run {record.run_id} has succeeded. To run it again: {this_command(*words)}")
     if record.run.state is State.INTERRUPTED:
         end_left_stages(source.folder, record)
-    print_message(f"In {directory}: {this_command(*words)}")
+    print_message(f"In {command.directory}: {this_command(*words)}")
     print_message("The pipeline and its code are as they are there now; finished stages come from the cache.")
-    os.chdir(directory)
-    context.meta[WORDS] = words
-    with run_command.make_context(words[0], list(words[1:]), parent=context.parent) as again:
+    os.chdir(command.directory)
+    context.meta[WORDS] = tuple(words)
+    with run_command.make_context(words[0], words[1:], parent=context.parent) as again:
         run_command.invoke(again)
 
 
-def _recorded_command(record: RunRecord) -> tuple[tuple[str, ...], str]:
-    """Return the words of the command that started a run, and its directory.
+def _recorded_command(record: RunRecord) -> CommandLine:
+    """Return the command line that started a run.
 
     Raises:
         ArgumentError: it is not recorded, or the directory is gone.
@@ -89,4 +92,4 @@ def _recorded_command(record: RunRecord) -> tuple[tuple[str, ...], str]:
             f"The run {record.run_id} was started in {shown(command.directory)}, which is not there any more. Go to "
             f"the directory with its pipeline, and run: {this_command(*command.words)}"
         )
-    return command.words, command.directory
+    return command

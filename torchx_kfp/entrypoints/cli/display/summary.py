@@ -19,7 +19,7 @@ from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
-from torchx_kfp.execution.pipeline.walk import outline, without_indices
+from torchx_kfp.execution.pipeline.walk import is_meant, outline, without_indices
 from torchx_kfp.execution.runs import output_dir_words
 from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.record import cached_by_kfp
@@ -122,8 +122,8 @@ def summarize(
     def ways_on(result: RunResult) -> list[str]:
         arguments = view.run.started.arguments if view.run.started else {}
         if result.folder is None:
-            return [*_ways_on_host(result, arguments, words), *_ways_to_go_on(command, "KFP's cache")]
-        return [*_forgotten_code(result, arguments, "started"), *_ways_to_go_on(command, "the cache")]
+            return [*_ways_on_host(result, arguments, words), *_ways_to_go_on(command, result, "KFP's cache")]
+        return [*_forgotten_code(result, arguments, "started"), *_ways_to_go_on(command, result, "the cache")]
 
     def end(result: RunResult) -> None:
         if not view.options.as_json:
@@ -188,16 +188,32 @@ def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) 
     return [f"The run was {done} without --workspace, so its stages had only the code {where}."]
 
 
-def _ways_to_go_on(command: CommandLine | None, cache: str) -> list[str]:
+def _ways_to_go_on(command: CommandLine | None, result: RunResult, cache: str) -> list[str]:
     """Return the sentence that running the pipeline again continues."""
     if command is None:
         return [f"Run it again to go on: finished stages come from {cache}."]
-    again = this_command(*command.words)
+    again = this_command(*words_to_go_on(command, result))
     if os.path.realpath(command.directory) != os.getcwd():
         again = f"cd {shlex.quote(command.directory)} && {again}"
     if "--no-cache" in command.words:
         return [f"To run it again, all of its stages (--no-cache): {again}"]
     return [f"To go on, with finished stages from {cache}: {again}"]
+
+
+def words_to_go_on(command: CommandLine, result: RunResult) -> list[str]:
+    """Return the words of the command that goes on with a run: without ``--fresh`` for what has run afresh.
+
+    KFP does not cache what has run afresh there.
+    """
+    words = [*command.words]
+    places = [place for place, word in enumerate(words) if word == "--fresh" or word.startswith("--fresh=")]
+    for place in reversed(places if result.folder is not None else []):
+        end = place + 1 if "=" in words[place] else place + 2
+        named = words[end - 1].removeprefix("--fresh=")
+        meant = [stage for stage in result.stages if is_meant(stage.name, named)]
+        if meant and all(stage.state is State.SUCCEEDED for stage in meant):
+            del words[place:end]
+    return words
 
 
 def unread(result: RunResult) -> list[str]:
