@@ -31,7 +31,8 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.answers import NO_NAMESPACE, as_object, as_text
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Timeouts
 from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, variable
-from torchx_kfp.execution.host.storage import is_of_this_machine, storage_of
+from torchx_kfp.execution.host.storage import storage_of
+from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
 #: The versions of Python with which torchx-kfp is tested, and the oldest backend that is supported.
@@ -145,7 +146,7 @@ def _settings(look: CheckUp) -> str:
         given.append(f"{name} {value} from {source}")
     found = "; ".join(given) or f"None is given, neither as a flag nor in the environment nor in {config_file()}"
     if settings.warnings:
-        raise Doubt(" ".join([*settings.warnings, f"{found}."]))
+        raise Doubt(" ".join([f"{found}.", *settings.warnings]))
     return f"{found}."
 
 

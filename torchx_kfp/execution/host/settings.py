@@ -11,7 +11,6 @@ from __future__ import annotations
 import configparser
 import dataclasses
 import functools
-import ipaddress
 import os
 import re
 import stat
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import did_you_mean, joined, listed, printable, shown
 from torchx_kfp.errors import HostSettingsError
+from torchx_kfp.execution.pipeline.endpoints import is_this_machine
 
 #: The environment variable of each setting begins with this: ``TORCHX_KFP_HOST``.
 PREFIX = "TORCHX_KFP_"
@@ -385,18 +385,6 @@ def host_address(text: str, source: str = "the host") -> str:
 def without_password(text: str) -> str:
     """Return the text of a URL, which may be wrong, without what may be a user and a password in it."""
     return f"...{text[text.rindex('@') :]}" if "@" in text else text
-
-
-def is_this_machine(name: str) -> bool:
-    """Tell whether a host's name means the machine that uses it."""
-    name = name.strip("[]").lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return address.is_loopback or address.is_unspecified
 
 
 def is_near(name: str) -> bool:

@@ -12,11 +12,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.errors import HostSettingsError
-from torchx_kfp.execution.host.settings import Settings, is_this_machine
+from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -60,14 +59,6 @@ def storage_of(settings: Settings) -> Storage:
     if settings.storage_folder and not settings.storage_folder.startswith("/"):
         raise _wrong(settings, "storage_folder", "/mnt/results")
     return Storage(variables, name, {named: key for key, named in keys.items()}, settings.storage_folder)
-
-
-def is_of_this_machine(url: str) -> bool:
-    """Tell whether a URL's host means the machine that uses it."""
-    try:
-        return is_this_machine(urlsplit(url).hostname or "")
-    except ValueError:
-        return False
 
 
 def with_storage(

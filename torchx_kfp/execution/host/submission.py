@@ -14,10 +14,10 @@ from torchx_kfp.execution.host.connection import Connection
 from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Settings, Submission, read_settings, variable
-from torchx_kfp.execution.host.storage import Storage, is_of_this_machine, storage_of
+from torchx_kfp.execution.host.storage import Storage, storage_of
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding, Kind, merge, refuse
-from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
+from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine, s3_endpoints
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
@@ -201,9 +201,8 @@ def _of_base(base: str, stage: ScopedTask, environ: Mapping[str, str], storage: 
 
 def _of_endpoint(stage: ScopedTask, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
     """Yield what is wrong with the server of S3 that a stage uses."""
-    variables = {**storage.variables, **dict(stage.variables)}
-    own = [(name, value) for name, value in variables.items() if S3_ENDPOINT.fullmatch(name)]
-    for name, value in own:
+    own = s3_endpoints({**storage.variables, **dict(stage.variables)}.items())
+    for name, value in own.items():
         if is_of_this_machine(value):
             yield (
                 Kind.FAILS,
@@ -211,10 +210,10 @@ def _of_endpoint(stage: ScopedTask, environ: Mapping[str, str], storage: Storage
                 "the address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000",
             )
     # A pod may get variables that the pipeline does not name.
-    if own or any(map(S3_ENDPOINT.fullmatch, storage.keys)) or entries(stage.component.platform, VARIABLES):
+    if own or s3_endpoints(storage.keys.items()) or entries(stage.component.platform, VARIABLES):
         return
-    for name, value in environ.items():
-        if S3_ENDPOINT.fullmatch(name) and is_of_this_machine(value):
+    for name, value in s3_endpoints(environ.items()).items():
+        if is_of_this_machine(value):
             yield (
                 Kind.MAY_FAIL,
                 f"and {name}={value} here sends S3 to this machine; the stage has no such variable, and looks for the "

@@ -44,7 +44,8 @@ from torchx_kfp.execution.local.transfer import (
     with_copies,
     written_paths,
 )
-from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT, Artifact
+from torchx_kfp.execution.pipeline.artifacts import Artifact
+from torchx_kfp.execution.pipeline.endpoints import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.inputs import inputs_of_stage, with_defaults
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_pod_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, names_executor, parse_command

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
-from urllib.parse import urlsplit
 
 from torchx_kfp.contract.command import ASIDE
-from torchx_kfp.execution.pipeline.artifacts import S3_ENDPOINT
+from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine, s3_endpoints
 
 
 def own_endpoints(environ: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
@@ -15,8 +13,8 @@ def own_endpoints(environ: Mapping[str, str], *, in_container: bool) -> dict[str
 
     For a container, an address such as ``localhost`` would be its own.
     """
-    found = {name: value for name, value in environ.items() if S3_ENDPOINT.fullmatch(name) and value}
-    return {} if in_container and any(map(_is_loopback, found.values())) else found
+    found = s3_endpoints(environ.items())
+    return {} if in_container and any(map(is_of_this_machine, found.values())) else found
 
 
 def described(variables: Iterable[tuple[str, str]], environ: Mapping[str, str], *, in_container: bool) -> str:
@@ -27,9 +25,8 @@ def described(variables: Iterable[tuple[str, str]], environ: Mapping[str, str], 
         environ: those of this machine.
         in_container: whether the stage runs in a container.
     """
-    others = {name.removeprefix(ASIDE): value for name, value in variables}
-    others = {name: value for name, value in others.items() if S3_ENDPOINT.fullmatch(name)}
-    own = own_endpoints(environ, in_container=False)
+    others = s3_endpoints((name.removeprefix(ASIDE), value) for name, value in variables)
+    own = s3_endpoints(environ.items())
     if not own or not others or own == others:
         return ""
     if own_endpoints(environ, in_container=in_container):
@@ -39,11 +36,3 @@ def described(variables: Iterable[tuple[str, str]], environ: Mapping[str, str], 
 
 def _listed(variables: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in variables.items())
-
-
-def _is_loopback(url: str) -> bool:
-    try:
-        name = urlsplit(url).hostname or ""
-        return name == "localhost" or name.endswith(".localhost") or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -20,8 +20,6 @@ _CUSTOM_PATH = ("customPath", "custom_path")
 _STORES = ("gs://", "minio://", "s3://", "oci://")
 _ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
 
-#: Variables with the address of a server of S3.
-S3_ENDPOINT = re.compile(r"AWS_ENDPOINT_URL(?:_S3)?|FSSPEC_S3A?_ENDPOINT_URL", re.IGNORECASE)
 #: URLs of object stores. They name a bucket, and neither a server nor, with ``::``, another URL.
 _OBJECT_STORE = re.compile(
     r"(?:(?:s3a?|gs|gcs|minio|oss|hf|az|abfss?)://[\w.-]+|oci://[\w.-]+@[\w.-]+"
