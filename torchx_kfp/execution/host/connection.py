@@ -252,11 +252,9 @@ class Connection:
             ),
         }
         # A host whose bytes come one by one takes no more time, either.
-        outcome = in_thread(lambda: _exchange(api.rest_client.pool_manager, method, url, request, options))
+        manager = api.rest_client.pool_manager
         try:
-            if not wait([outcome], timeouts.whole).done:
-                raise TimeoutError
-            return outcome.result()
+            return within(timeouts.whole, lambda: _exchange(manager, method, url, request, options))
         except _BROKEN as error:
             reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
             raise self._unreachable(reason, method, request, time.monotonic() - began) from reason
@@ -303,8 +301,12 @@ class Connection:
         )
 
 
-def in_thread(ask: Callable[[], _Result]) -> Future[_Result]:
-    """Call a function in a thread that whoever waits may leave behind: nothing ends one that hangs."""
+def within(seconds: float, ask: Callable[[], _Result]) -> _Result:
+    """Return what a function returns. It is called in a thread, which is left behind if it takes longer.
+
+    Raises:
+        TimeoutError: it takes longer.
+    """
     outcome: Future[_Result] = Future()
 
     def call() -> None:
@@ -314,7 +316,9 @@ def in_thread(ask: Callable[[], _Result]) -> Future[_Result]:
             outcome.set_exception(error)
 
     threading.Thread(target=call, name=__name__, daemon=True).start()
-    return outcome
+    if not wait([outcome], seconds).done:
+        raise TimeoutError
+    return outcome.result()
 
 
 class _Retry(urllib3.Retry):  # type: ignore[misc]  # mypy does not read its types

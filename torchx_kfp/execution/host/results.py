@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import wait
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -15,7 +14,7 @@ from torchx_kfp.common.text import printable, shorten
 from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.host.cached import Parents
-from torchx_kfp.execution.host.connection import in_thread
+from torchx_kfp.execution.host.connection import within
 from torchx_kfp.execution.runs.record import missing, why_not_read
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
@@ -97,16 +96,19 @@ class ResultReader:
             return None
         found: _Result | None = None
         if not (why := why_not_read(base, self._named_bases)):
-            outcome = in_thread(ask)
-            if not wait([outcome], DEADLINE).done:
+            try:
+                found, why = within(DEADLINE, ask)
+            except TimeoutError:
                 why = f"it has not answered within {DEADLINE:g} s"
-            elif (error := outcome.exception()) is None:
-                found, why = outcome.result()
-            else:  # a driver of fsspec, or a library below it, raises its own
+            except Exception as error:  # a driver of fsspec, or a library below it, raises its own
                 why = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
         self._failed.pop(base, None)
         if why:
-            self._failed[base] = time.monotonic(), missing(base, shorten(printable(why), 400).rstrip("."))
+            # Whatever else is there can be read at once.
+            self._failed[base] = (
+                time.monotonic() if found is None else -AGAIN,
+                missing(base, shorten(printable(why), 400).rstrip(".")),
+            )
         return found
 
     def _read(self, base: str, names: Collection[str], earlier: Mapping[str, Sequence[str]]) -> tuple[_Found, str]:
