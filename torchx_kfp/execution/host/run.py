@@ -8,7 +8,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -112,10 +111,8 @@ class HostRun(ReadableRun):
         self._lost_at: float | None = None
         #: The last answer of the host, as JSON of v2beta1.
         self.answer: Mapping[str, Any] = {}
-        #: The pods of all attempts, by stage.
-        self._pods: dict[str, list[str]] = {}
-        #: The log files of the last attempts, by stage.
-        self._log_files: dict[str, Path] = {}
+        #: The starts of all attempts, by stage.
+        self._started: dict[str, list[StageStarted]] = {}
         #: How many more failures are looked up in logs.
         self._most_explained = _MOST_EXPLAINED
 
@@ -233,9 +230,8 @@ class HostRun(ReadableRun):
                 by_base.setdefault(end.tracker_base or "", []).append(end.run_id)
                 if self._pipeline is not None and self._pipeline.is_distributed(end.name):
                     stage = end.run_id.rpartition("/")[0]
-                    earlier[end.run_id] = [
-                        f"{stage}/{pod}" for pod in self._pods.get(end.name, ()) if pod != end.pod_name
-                    ]
+                    pods = (started.pod_name for started in self._started.get(end.name, ()))
+                    earlier[end.run_id] = [f"{stage}/{pod}" for pod in pods if pod != end.pod_name]
         found: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for base, run_ids in by_base.items():
             found |= self._results.read(base, run_ids, earlier)
@@ -415,24 +411,27 @@ class HostRun(ReadableRun):
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with what other answers say: log files, results, and why stages have failed."""
-        for event in events:
-            if isinstance(event, StageStarted):
-                self._pods.setdefault(event.name, []).append(event.pod_name)
+        events = [self._with_log(event) if isinstance(event, StageStarted) else event for event in events]
         found = self._results_of(event.result for event in events if isinstance(event, StageFinished))
-        return [self._completed_one(event, found) for event in events]
+        return [self._with_results(event, found) if isinstance(event, StageFinished) else event for event in events]
 
-    def _completed_one(self, event: Event, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Event:
-        if isinstance(event, StageStarted) and event.pod_name:
+    def _with_log(self, event: StageStarted) -> StageStarted:
+        if event.pod_name:
             is_of_kfp = self._pipeline is not None and self._pipeline.is_import(event.name)
-            log_file = self._log_files[event.name] = self._logs.add(event.name, event.pod_name, is_of_kfp=is_of_kfp)
-            return dataclasses.replace(event, log_file=log_file)
-        if isinstance(event, StageFinished) and event.result.pod_name:
-            result = event.result
-            run_id, results = found.get(result.run_id or "", (result.run_id, result.results))
-            log = self._log_files.get(result.name)
-            result = dataclasses.replace(result, log_file=log, run_id=run_id, results=results)
-            return dataclasses.replace(event, result=self._explained(result))
+            log_file = self._logs.add(event.name, event.pod_name, is_of_kfp=is_of_kfp)
+            event = dataclasses.replace(event, log_file=log_file)
+        self._started.setdefault(event.name, []).append(event)
         return event
+
+    def _with_results(self, event: StageFinished, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> StageFinished:
+        result = event.result
+        if not result.pod_name:
+            return event
+        run_id, results = found.get(result.run_id or "", (result.run_id, result.results))
+        started = self._started.get(result.name)
+        log = started[-1].log_file if started else None
+        result = dataclasses.replace(result, log_file=log, run_id=run_id, results=results)
+        return dataclasses.replace(event, result=self._explained(result))
 
     def _explained(self, result: StageResult) -> StageResult:
         """Return a result with what only the log says: the application's own exit code, or why it has not run."""

@@ -30,7 +30,6 @@ from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task
 # A name is one part of a path and of a tracker's key. A part may have 255 bytes, and numbers are added to it later.
 _LONGEST = 200
 _INDICES = re.compile(r"\[[\d,]+\]")
-_EXIT_HANDLER = re.compile(r"exit-handler-\d+")
 #: The name that means the newest run.
 LATEST = "latest"
 
@@ -89,12 +88,6 @@ class ScopedTask:
     def is_stage(self) -> bool:
         """Whether it is a single stage rather than a group of tasks."""
         return self.component.dag is None
-
-    @property
-    def is_exit_handler(self) -> bool:
-        """Whether it is the group inside ``dsl.ExitHandler``: its tasks run once, as those around it do."""
-        is_plain = self.task.loop is None and self.task.condition is None and not self.is_stage
-        return is_plain and _EXIT_HANDLER.fullmatch(self.task.name) is not None
 
     @property
     def around(self) -> Iterator[ScopedTask]:
