@@ -22,7 +22,7 @@ from torchx_kfp.execution.pipeline.load import load_pipeline
 
 STAGES, CHAINS = 250, 25
 #: How many stages must fit, from an image and with the program; the bytes of a task in its level, and of a workspace.
-IMAGE, INLINE = 250, 215
+IMAGE, INLINE = 250, 210
 LEVEL, WORKSPACE = 420, 400
 URL = f"s3://bucket/results/.torchx_kfp/workspaces/{hashlib.sha256(b'code').hexdigest()}.tar"
 

@@ -485,3 +485,4 @@ def test_names_of_options_are_the_functions_own() -> None:
 def test_arguments_of_a_partial_are_defaults() -> None:
     component = component_from_function(functools.partial(train, image="i:1"))
     assert inputs_of(component)["image"] == ("String", "i:1")
+    assert "partial" not in component.description

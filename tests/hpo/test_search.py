@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +133,7 @@ def test_the_parameters_are_arguments_of_a_component() -> None:
 
     def trial(p: hpo.Parameters) -> AppDef:
         assert (len(p), repr(p), p["lr"] is p.lr) == (2, "Parameters(lr, layers)", True)
+        assert (copy.copy(p)["lr"], hasattr(p, "_repr_html_")) == (p.lr, False)
         assert getattr(p, "__wrapped__", getattr(p, "name", "none")) == "none", "whatever asks for attributes may go on"
         return component(**p)
 

@@ -14,6 +14,7 @@ from tests.facts import says
 from tests.tracking.stages import Parents, environ, stage
 
 MODULE = """
+import collections
 import functools
 import inspect
 from typing import Annotated, Any, Optional
@@ -62,6 +63,28 @@ def bad():
 def pair():
     return 0.1, 0.9
 
+def arrays():
+    import numpy as np
+    return {"loss": np.float32(0.5), "curve": [np.float32(0.25), np.int64(3)], "all": np.array([1.5, 2]), "odd": {1: 2}}
+
+def lost():
+    return {"loss": 0.25, "odd": [print], "note": "x"}
+
+def named():
+    return collections.namedtuple("Named", "loss, sizes")(0.5, [1])
+
+def decides(judge: bool):
+    return {"decided": judge}
+
+def judges(judge: dict):
+    return {"decided": judge["judge"]}
+
+def whole(loss: int):
+    return loss
+
+def text(loss: str):
+    return loss
+
 def fails():
     raise RuntimeError("of the function")
 """
@@ -85,6 +108,8 @@ def record(folder: Path) -> None:
     for index in range(2):
         stage(folder / "base", f"p1/trial/e{index}").put(loss=index / 10)
     stage(folder / "base", "p1/prepare/e1").add_metadata(rows=3, names=["a", "b"])
+    stage(folder / "base", "p1/judge/e1").put(judge=False)
+    stage(folder / "base", "p1/whole/e1").put(loss=3.0)
 
 
 TRAIN = {"train": "p1/train/e1"}
@@ -108,6 +133,9 @@ TRIALS = {"train": ("p1/trial/e0", "p1/trial/e1")}
         (["rated"], {"train": "p1/trial/e0"}, {"rated": 7}),
         (["rated", "rate=3"], TRAIN, {"rated": 3.0}),
         (["rated"], {}, {"rated": 7}),
+        (["decides"], {"judge": "p1/judge/e1"}, {"decided": False}),
+        (["judges"], {"judge": "p1/judge/e1"}, {"decided": False}),
+        (["whole"], {"whole": "p1/whole/e1"}, {"whole": 3}),
         (["counted"], {"prepare": "p1/prepare/e1"}, {"counted": 2}),
         (["joined"], {"prepare": ("p1/prepare/e1", "p1/prepare/e1")}, {"joined": 4}),
     ],
@@ -126,6 +154,28 @@ def test_lists_are_metadata(tmp_path: Path) -> None:
     assert call(tmp_path, "-m", "functions", "score", parents=TRIALS).returncode == 0
     run = stage(tmp_path / "base", "p1/call/e1")
     assert run.metadata() == {"loss": [0.0, 0.1], "train": [0.0, 0.1]}
+
+
+def test_all_that_can_be_recorded_is(tmp_path: Path) -> None:
+    """One item that JSON refuses lost the results of a finished stage."""
+    done = call(tmp_path, "-m", "functions", "lost")
+    assert done.returncode == 1
+    assert "metadata 'odd'" in done.stderr
+    assert stage(tmp_path / "base", "p1/call/e1").results() == {"loss": 0.25, "note": "x"}
+
+
+def test_arrays_are_lists(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    done = call(tmp_path, "-m", "functions", "arrays")
+    assert (done.returncode, "the key 1 is of type int" in done.stderr) == (1, True)
+    run = stage(tmp_path / "base", "p1/call/e1")
+    assert (run.results(), run.metadata()) == ({"loss": 0.5}, {"curve": [0.25, 3], "all": [1.5, 2.0]})
+
+
+def test_a_named_tuple_has_names(tmp_path: Path) -> None:
+    assert call(tmp_path, "-m", "functions", "named").returncode == 0
+    run = stage(tmp_path / "base", "p1/call/e1")
+    assert (run.results(), run.metadata()) == ({"loss": 0.5}, {"sizes": [1]})
 
 
 def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
@@ -151,6 +201,14 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
         (["-m", "functions", "only"], {"a": "p1/train/e1", "b": "p1/trial/e0"}, ["several stages recorded: a, b"]),
         (["-m", "functions", "one"], TRIALS, ["loss of one() is float", "a fan-in: a list of 2", "with list"]),
         (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["p1/prepare/e1"]),
+        (["-m", "functions", "whole"], TRAIN, ["loss of whole() is int", "0.5", "type float", "Record int there"]),
+        (["-m", "functions", "text"], TRAIN, ["loss of text() is str", "0.5", "type float", "Record str there"]),
+        (["-m", "functions", "decides"], {"judge": "p1/train/e1"}, ["needs 'judge'", "judge has recorded loss, rate"]),
+        (
+            ["-m", "functions", "only"],
+            {"train": ("p1/trial/e0", "p1/trial/e7")},
+            ["needs 'loss'", "1 of 2 runs of train have not recorded it: p1/trial/e7"],
+        ),
         (["-m", "functions", "bad"], {}, ["what bad() returned cannot be recorded", "'x'", "built-in function print"]),
         (
             ["-m", "functions", "pair"],

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.facts import says
-from tests.tracking.stages import started
+from tests.tracking.stages import stage, started
 from torchx_kfp.common import safe_files
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
@@ -371,3 +372,18 @@ class TestLinks:
             assert json.loads((tmp_path / base.replace("link", "disk") / "run/train/1").read_text()) == {"x": 2}
             tracker.store.remove("run/train/1")
             assert tracker.keys() == []
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o2775, 0o755])
+def test_folders_have_the_mode_of_the_base(mode: int, tmp_path: Path) -> None:
+    """Otherwise, a stage whose image has another user cannot record."""
+    base = tmp_path / "base"
+    base.mkdir()
+    base.chmod(mode)
+    run = stage(base)
+    run.put(loss=0.5)
+    (tmp_path / "file").touch()
+    run.add_artifact("model", tmp_path / "file", store=True)
+    folders = [path for path in base.rglob("*") if path.is_dir()]
+    assert len(folders) > 5
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {mode}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -242,3 +246,38 @@ def test_a_run_id_that_is_empty_is_said_when_it_is_read(tmp_path: Path) -> None:
     assert run.parents["earlier"].id == ""
     with pytest.raises(NotRecordedError, match=says("empty", "stage", "reads=", "Pass")):
         run.parents["earlier"].results()
+
+
+@pytest.mark.parametrize("where", ["local", "memory"])
+def test_threads_of_a_process_lose_no_result(where: str, tmp_path: Path, memory_base: str) -> None:
+    run = stage(tmp_path if where == "local" else memory_base)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: run.put({f"m{number}": number}), range(100)))
+    assert len(run.results()) == 100
+
+
+def test_processes_of_a_machine_lose_no_result_on_a_disk(tmp_path: Path) -> None:
+    code = "from torchx_kfp.tracking import current_run\nfor n in range(25): current_run().put({f'{RANK}-{n}': n})"
+    command = [[sys.executable, "-c", code.replace("RANK", str(rank))] for rank in range(4)]
+    started = [subprocess.Popen(each, env={**os.environ, **stages.environ(tmp_path)}) for each in command]
+    assert [process.wait(60) for process in started] == [0, 0, 0, 0]
+    assert len(stages.stage(tmp_path).results()) == 100
+
+
+@pytest.mark.parametrize("metadata", [{"labels": {0: "cat", "0": "dog"}}, {3: 1}, {"a": [{True: 1}]}])
+def test_a_name_is_text(metadata: Any, tmp_path: Path) -> None:
+    """JSON would change it, and could lose another one."""
+    with pytest.raises(ResultRefusedError, match=says("key", "type", "str keys")):
+        stage(tmp_path).add_metadata(metadata)
+    with pytest.raises(ResultRefusedError, match=says("key", "type", "str keys")):
+        stage(tmp_path).add_artifact("model", "s3://b/m", all=metadata)
+    assert stage(tmp_path).metadata() == {}
+
+
+def test_large_arrays_are_files(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    run = stage(tmp_path)
+    run.add_metadata(small=numpy.zeros((2, 2)), scalar=numpy.float32(0.5))
+    assert run.metadata() == {"small": [[0.0, 0.0], [0.0, 0.0]], "scalar": 0.5}
+    with pytest.raises(ResultRefusedError, match=says("2,000,000 bytes", "numpy.ndarray", "artifact")):
+        run.add_metadata(large=numpy.zeros(250_000))

@@ -98,6 +98,13 @@ def store(base: str, key: str, content: bytes) -> None:
 # Results
 
 
+def test_a_uuid_is_its_text(tmp_path: Path) -> None:
+    key = uuid.UUID(int=7)
+    tracker = FsspecResultTracker(tmp_path)
+    tracker[key] = {"x": 1}
+    assert (tracker[str(key)], tracker.keys()) == ({"x": 1}, [str(key)])
+
+
 def test_what_is_put_is_got_with_its_types(tracker: FsspecResultTracker, base: str) -> None:
     tracker.put("run/train/1", loss=0.25, epochs=3, done=True, note="größer")
     tracker["other"] = {"l2norm/mean": 1.2}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -124,9 +125,10 @@ class Stages(StageOptions):
         The application is ``python -m torchx_kfp.tracking.call -m train fit rate=0.1``: it imports the module, from the
         workspace or the image, which has torchx-kfp. Parameters are annotated with str, int, float, bool, list or dict.
         One that is not passed gets the result with its name of a stage that this one reads, or, if it has the name of
-        such a stage, all its results, or else its default: see ``torchx_kfp.tracking.call``. What the function returns
-        is recorded: a mapping as results by name, anything else as the result with the function's name. An annotation
-        ``-> float``, or the fields of a ``TypedDict``, declare these results as outputs.
+        such a stage and is annotated with dict or not at all, all its results, or else its default: see
+        ``torchx_kfp.tracking.call``. What the function returns is recorded: a mapping as results by name, anything else
+        as the result with the function's name. An annotation ``-> float``, or the fields of a ``TypedDict``, declare
+        these results as outputs.
 
         Args:
             function: a function at the top level of a module.
@@ -246,8 +248,9 @@ class Stages(StageOptions):
         constants = {name: value for name, value in options_and_constants.items() if name not in known}
         app, parameters = call_function(fn, constants, known)
         tracked, reads = options.pop("tracked", False), options.pop("reads", ())
+        described = fn.func if isinstance(fn, functools.partial) else fn
         return StageComponent(
-            self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(fn))
+            self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(described))
         )
 
     def _plan_component(

@@ -100,6 +100,7 @@ def write_file(
     *,
     durable: bool = True,
     permissions: int | None = None,
+    folder_mode: int | None = None,
 ) -> None:
     """Write a file atomically. Missing folders are created.
 
@@ -108,6 +109,7 @@ def write_file(
         content: the content of the file, or a file that is copied.
         durable: whether to force the content and the file's name to disk, so that they survive a crash of the machine.
         permissions: the file's mode bits; by default those of a new file, under the umask.
+        folder_mode: the mode bits of the folders that are created, likewise.
 
     Raises:
         OSError: the file could not be written; it is unchanged.
@@ -115,7 +117,7 @@ def write_file(
     path = os.fspath(path)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            _make_folder(os.path.dirname(path))
+            make_folder(os.path.dirname(path), folder_mode)
             _write(path, content, durable, permissions)
             return
         except FileNotFoundError:  # another process has removed the folder
@@ -123,7 +125,8 @@ def write_file(
                 raise
 
 
-def _make_folder(folder: str) -> None:
+def make_folder(folder: str, mode: int | None = None) -> None:
+    """Create a folder and those above it, with these mode bits, unless they exist."""
     missing = []
     while not os.path.isdir(folder or os.curdir):
         missing.append(folder)
@@ -131,6 +134,8 @@ def _make_folder(folder: str) -> None:
     for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):  # a file, or another process was faster
             os.mkdir(folder)
+            if mode is not None:
+                os.chmod(folder, mode)
             _sync(os.path.dirname(folder))
 
 

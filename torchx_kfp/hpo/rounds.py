@@ -49,6 +49,8 @@ class Parameters(Mapping[str, Any]):
         return self._channels[name]
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and name not in self.__dict__.get("_channels", ()):  # copy asks before there are any
+            raise AttributeError(name)
         try:
             return self[name]
         except SearchError as error:

@@ -7,9 +7,11 @@ AppDef that is written by hand can have it, too. The words give arguments as tex
 annotations of the function say what they are: str, int, float, bool, or list and dict as JSON. A parameter without a
 word gets what the stages recorded that this one reads, or else its default:
 
-- a parameter with the name of a stage (its alias) gets all results of that stage, a dict; for a fan-in, a list of them;
+- a parameter with the name of a stage (its alias), which is annotated with dict or not at all, gets all results of that
+  stage, a dict; for a fan-in, a list of them;
 - any other one gets the result with its name of the one stage that recorded it; for a fan-in, the list of results.
-  A list or dict is one that the stage recorded as metadata.
+  A list or dict is one that the stage recorded as metadata. A result has the type of the annotation; ints are floats as
+  well, and 3.0 is an int.
 
 What the function returns is recorded: a mapping as results by name, and anything else as one result with the function's
 name; None records nothing. Lists and dicts are recorded as metadata. In a process that is not a tracked stage, it is
@@ -18,6 +20,7 @@ printed as JSON instead.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -31,6 +34,8 @@ from typing import Any
 
 from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
 from torchx_kfp.errors import NotInStageError, NotRecordedError, ResultRefusedError
+from torchx_kfp.tracking.entries import encode_json, plain
+from torchx_kfp.tracking.results import check_results
 from torchx_kfp.tracking.run import FanIn, Run, current_run
 
 #: What arguments can be.
@@ -136,14 +141,30 @@ def arguments(function: Callable[..., Any], words: Sequence[str], run: Run | Non
                 f"{name} of {function.__name__}() is {kind.__name__}, but got {shown(text)}: {error}"
             ) from None
     read = _read(function.__name__, {name: it for name, it in parameters.items() if name not in values}, run)
-    for name, value in read.items():
-        of = parameters[name][1]
-        if isinstance(value, list) and of not in (None, list):
-            raise CallError(
-                f"{name} of {function.__name__}() is {of.__name__}, but it is read from a fan-in: a list of "
-                f"{len(value)}. Annotate it with list, or read one stage, such as a stage that chooses."
-            )
-    return values | read
+    return values | {name: _fit(function.__name__, name, value, parameters[name][1]) for name, value in read.items()}
+
+
+def _fit(function: str, name: str, value: Any, kind: type | None) -> Any:
+    """Return a value that was read, as the annotation of its parameter says.
+
+    Raises:
+        CallError: it is another one.
+    """
+    if kind is None or type(value) is kind or (kind in (list, dict) and isinstance(value, kind)):
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        raise CallError(
+            f"{name} of {function}() is {kind.__name__}, but it is read from a fan-in: a list of {len(value)}. "
+            "Annotate it with list, or read one stage, such as a stage that chooses."
+        )
+    raise CallError(
+        f"{name} of {function}() is {kind.__name__}, but the stage that it is read from recorded {shown(value)}, of "
+        f"type {type(value).__name__}. Record {kind.__name__} there, or change the annotation."
+    )
 
 
 def _read(
@@ -151,7 +172,11 @@ def _read(
 ) -> dict[str, Any]:
     """Return the values that the stages recorded that this one reads."""
     sources = run.parents if run and parameters else {}
-    values: dict[str, Any] = {name: _results(sources[name]) for name in parameters if name in sources}
+    values: dict[str, Any] = {
+        name: _results(sources[name])
+        for name, (_, kind) in parameters.items()
+        if name in sources and kind in (None, list if isinstance(sources[name], FanIn) else dict)
+    }
     left = {name: it for name, it in parameters.items() if name not in values}
     results = {alias: _results_if_any(source) for alias, source in sources.items()} if left else {}
     if any(kind in (list, dict, None) and not _having(name, results) for name, (_, kind) in left.items()):
@@ -166,6 +191,8 @@ def _read(
                 f"{function}() needs {name!r}, which several stages recorded: {', '.join(having)}. Give the parameter "
                 "the name of one, and take its result from the dict, or pass a value or an output."
             )
+        elif lacking := _lacking(name, sources, results):
+            raise CallError(f"{function}() needs {name!r}, but of a fan-in, {lacking}.")
         elif parameter.default is parameter.empty:
             there = [
                 f"{alias} has recorded {', '.join(_names(found)) or 'nothing'}" for alias, found in results.items()
@@ -183,16 +210,28 @@ def _results(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
 
 
 def _results_if_any(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
+    if isinstance(source, FanIn):
+        return [typing.cast("dict[str, Any]", _results_if_any(run)) for run in source]
     try:
-        return _results(source)
+        return source.results()
     except NotRecordedError:  # it is read for another reason
         return {}
+
+
+def _lacking(name: str, sources: Mapping[str, Run | FanIn], results: Mapping[str, Any]) -> str:
+    """Return which runs of a fan-in lack a result that others have; empty if there are none."""
+    for alias, source in sources.items():
+        if isinstance(source, FanIn):
+            without = [run.id for run, found in zip(source, results[alias], strict=True) if name not in found]
+            if len(without) < len(source):
+                return f"{len(without)} of {len(source)} runs of {alias} have not recorded it: {', '.join(without[:5])}"
+    return ""
 
 
 def _with_metadata(source: Run | FanIn, results: Any) -> Any:
     """Return results together with the lists and dicts that functions have returned with them."""
     if isinstance(source, FanIn):
-        return [_with_metadata(run, found) for run, found in zip(source, results or [{}] * len(source), strict=True)]
+        return [_with_metadata(run, found) for run, found in zip(source, results, strict=True)]
     returned = {name: value for name, value in source.metadata().items() if isinstance(value, (list, dict))}
     return {**returned, **results}
 
@@ -209,18 +248,40 @@ def _names(found: Mapping[str, Any] | list[dict[str, Any]]) -> list[str]:
 
 
 def record(function: str, returned: object, run: Run | None) -> None:
-    """Record what a function returned, or print it as JSON outside of a stage."""
+    """Record what a function returned, or print it as JSON outside of a stage.
+
+    Raises:
+        ResultRefusedError: something of it cannot be recorded. All else is.
+    """
     if returned is None:
         return
+    if isinstance(returned, tuple) and hasattr(returned, "_asdict"):
+        returned = returned._asdict()
     named: dict[str, Any] = dict(returned) if isinstance(returned, Mapping) else {function: returned}
     if run is None:
         print(json.dumps(named, default=str))
         return
-    metadata = {name: value for name, value in named.items() if isinstance(value, (list, dict))}
+    results: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    problems: list[ResultRefusedError] = []
+    for name, value in named.items():
+        with contextlib.suppress(TypeError):
+            value = plain(value)  # an array is a list
+        try:
+            if isinstance(value, (list, dict)):
+                encode_json({name: value}, f"metadata {name!r} of the run {run.id!r}")
+                metadata[name] = value
+            else:
+                results |= check_results(run.id, {name: value})
+        except ResultRefusedError as error:
+            problems.append(error)
+    # Results first: other stages read them.
+    if results:
+        run.put(results)
     if metadata:
         run.add_metadata(metadata)
-    if results := {name: value for name, value in named.items() if name not in metadata}:
-        run.put(results)
+    for problem in problems:
+        raise problem
 
 
 def load(module: str, function: str) -> Callable[..., Any]:

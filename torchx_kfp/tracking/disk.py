@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import functools
 import os
 import stat
@@ -15,6 +17,7 @@ from torchx_kfp.common.safe_files import (
     UnfitFileError,
     copy_content,
     is_below,
+    make_folder,
     open_regular,
     write_file,
 )
@@ -71,16 +74,37 @@ class DiskStore(Store):
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file atomically and durably."""
         try:
-            _once_more(lambda: write_file(self._path(key), content))
+            _once_more(lambda: write_file(self._path(key), content, folder_mode=self._folder_mode()))
         except OSError as error:
             raise self.problem("write", key, error) from error
+
+    @contextlib.contextmanager
+    def locked(self, key: str) -> Iterator[None]:
+        descriptor = None
+        # Whatever is wrong with the place, the write says. There are file systems without locks.
+        with contextlib.suppress(OSError, TrackerError):
+            folder = os.path.dirname(self._path(key))
+            make_folder(folder, self._folder_mode())
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _folder_mode(self) -> int | None:
+        """Return the mode bits of the base for folders in it: if all may write there, so may another user's stage."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(self.folder).st_mode & 0o2777
+        return None
 
     def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:
         """Copy files atomically. A crash of the machine may lose them, which their digests show."""
         for key, (path, _) in files.items():
             try:
                 with open(path, "rb", buffering=0) as file:
-                    write_file(self._path(key), file, durable=False)
+                    write_file(self._path(key), file, durable=False, folder_mode=self._folder_mode())
             except OSError as error:
                 raise self.problem("write", key, error) from error
 

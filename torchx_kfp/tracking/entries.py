@@ -20,8 +20,10 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from torchx_kfp.common.text import shown
 from torchx_kfp.contract.carried.storage import RUNS
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.tracking.results import scalar
 from torchx_kfp.tracking.store import Store, is_key, key_text, new_entry_name, pipeline_run
 
 _logger = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ T = TypeVar("T")
 #: For more pipeline runs than these, all entries are listed at once: a request lists a thousand keys of S3, and whoever
 #: asks for so many runs mostly asks for all.
 _FEW_RUNS = 64
+#: The bytes of an array that is recorded as a list.
+_LARGEST_ARRAY = 1 << 20
 #: In a folder, the two slashes of an app handle become one: ``local_cwd://session/app``.
 _HANDLE = re.compile(r"^([A-Za-z][A-Za-z0-9_.+-]*:)/(?!/)")
 #: The warnings that this process has logged, or their kinds.
@@ -92,17 +96,47 @@ def warn_once(text: str, kind: str = "") -> None:
 
 
 def encode_json(content: Mapping[str, object], what: str) -> bytes:
-    """Return an entry as JSON.
+    """Return an entry as JSON. Scalars and small arrays of NumPy, PyTorch and their like are numbers and lists.
 
     Raises:
         ResultRefusedError: JSON cannot represent it.
     """
     try:
-        return json.dumps(content).encode()
+        _verify_keys(content)
+        return json.dumps(content, default=plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultRefusedError(
             f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
         ) from None
+
+
+def plain(value: object) -> object:
+    """Return the number or list for a scalar or an array.
+
+    Raises:
+        TypeError: it is something else, or a large array.
+    """
+    if (number := scalar(value)) is not None:
+        return number
+    listed, size = getattr(value, "tolist", None), getattr(value, "nbytes", None)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    if not callable(listed) or not isinstance(size, int) or isinstance(value, type):
+        raise TypeError(f"{shown(value)} is of type {kind}")
+    if size > _LARGEST_ARRAY:
+        raise TypeError(f"an array of {size:,} bytes, of type {kind}, is too large: store it in a file, as an artifact")
+    return listed()
+
+
+def _verify_keys(content: object) -> None:
+    """Raise TypeError if a dict has a key that is not text: JSON would change it, and could lose another one."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {shown(key)} is of type {type(key).__name__}")
+            _verify_keys(value)
+    elif isinstance(content, (list, tuple)):
+        for item in content:
+            _verify_keys(item)
 
 
 def from_json(kind: Callable[..., T], content: Mapping[str, Any]) -> T:

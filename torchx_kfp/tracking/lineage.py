@@ -19,15 +19,21 @@ from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.entries import add_entry, from_json, list_entries, run_id_of
 from torchx_kfp.tracking.records import Source, Start, read_records
-from torchx_kfp.tracking.store import Store, is_key
+from torchx_kfp.tracking.store import Store, is_key, new_entry_name
 
 _logger = logging.getLogger(__name__)
 
-#: The name of the first entry of a stage. It is the same for all processes of a stage, and sorts before names made from
-#: the time. A process that records a start without sources does not replace the entry that has them.
-_START = "0-start"
-#: Set by torchrun: it started this process, and this is the number of the process.
-_TORCHRUN, _RANK = "TORCHELASTIC_RUN_ID", "RANK"
+#: Begins the names of the first entries of a stage, which sort before names that begin with the time. Each process has
+#: its own, if several start one after the other: the first start counts.
+_START = "0-start-"
+#: The number of this process among those that a launcher has started, and what says that there is one: torchrun,
+#: DeepSpeed, and mpirun of Open MPI and of MPICH.
+_RANKS = (
+    ("RANK", "TORCHELASTIC_RUN_ID"),
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
 #: What this process has recorded: tracker base, run id, and the source or "start".
 _recorded: set[tuple[str, str, object]] = set()
 _NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
@@ -44,13 +50,14 @@ def declared_sources(parents: Mapping[str, protocol.RunIds]) -> list[Source]:
 
 
 def rank(environ: Mapping[str, str] = os.environ) -> int:
-    """Return torchrun's number of this process, else that of its replica. Process 0 speaks for its stage."""
-    text = environ.get(_RANK if environ.get(_TORCHRUN) else protocol.REPLICA_ID, "0")
+    """Return the number of this process from its launcher, else that of its replica. Process 0 speaks for its stage."""
+    found = (environ[name] for name, mark in _RANKS if environ.get(mark) and name in environ)
+    text = next(found, environ.get(protocol.REPLICA_ID, "0"))
     return int(text) if text.isdecimal() else 1
 
 
 def record_start_once(store: Store, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
-    """Record the start of this stage and the runs that it reads, once, in one entry. Of torchrun's ranks, the first
+    """Record the start of this stage and the runs that it reads, once, in one entry. Of several ranks, the first
     does so.
 
     Raises:
@@ -63,7 +70,7 @@ def record_start_once(store: Store, context: protocol.StageContext, environ: Map
     fields: dict[str, object] = {"sources": list(map(vars, sources))} if sources else {}
     fields["started"] = vars(Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None))
     try:
-        add_entry(store, context.run_id, fields, _START)
+        add_entry(store, context.run_id, fields, f"{_START}{new_entry_name()}")
     except KeyRefusedError as error:  # results can still be recorded under such a name
         _logger.warning(_NO_LINEAGE, context.run_id, error)
     except TrackerError as error:

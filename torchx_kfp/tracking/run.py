@@ -78,8 +78,9 @@ class Run:
     def put(self, results: Mapping[str, Result] | None = None, /, **named: Result) -> None:
         """Record results of this run. Results recorded before under other names stay.
 
-        If a stage has several processes or replicas, let one of them record: when two put at once, the results of one
-        can be lost. A warning is logged if this is another one than torchrun's rank 0, or than replica 0.
+        All threads of a process can record. If a stage has several processes or replicas, let one of them record: when
+        two put at once, the results of one can be lost. A warning is logged if this is another one than rank 0, as
+        torchrun, DeepSpeed or mpirun count them, or than replica 0.
 
         Args:
             results: results by name, for names that are not identifiers: ``run.put({"l2norm/mean": 1.2})``.
@@ -94,8 +95,8 @@ class Run:
             self._is_main_process = True
             _logger.warning(
                 "This process records results of the run %r, but it is not the first one of its stage. All of them are "
-                "one run, and when two record at once, results can be lost. Let one record: if RANK (with torchrun) or "
-                "%s is 0.",
+                "one run, and when two record at once, results can be lost. Let one record: if RANK or %s "
+                "is 0.",
                 self._id,
                 protocol.REPLICA_ID,
             )

@@ -7,11 +7,13 @@ the names.
 from __future__ import annotations
 
 import abc
+import contextlib
 import errno
 import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -31,7 +33,7 @@ LARGEST_RECORD = 64 << 20
 #: How many records are read together.
 _READ_AHEAD = 1000
 
-Key = int | str
+Key = int | str | uuid.UUID
 
 #: TorchX's own runner sets TORCHX_JOB_ID to an app handle, ``local_cwd://session/app``, which has an empty name.
 _APP_HANDLE = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*://")
@@ -53,14 +55,16 @@ class File(NamedTuple):
 
 
 def key_text(key: Key) -> str:
-    """Return the key as text. An int key is the same as its string.
+    """Return the key as text. An int or a UUID is the same as its string.
 
     Raises:
         KeyRefusedError: the key is not a str or int, is empty or absolute, would leave the tracker base, or cannot be
             the same text on every store.
     """
+    if isinstance(key, uuid.UUID):
+        key = str(key)
     if isinstance(key, bool) or not isinstance(key, (str, int)):
-        raise KeyRefusedError(f"A key is a str or an int. Got {type(key).__name__}: {shown(key)}.")
+        raise KeyRefusedError(f"A key is a str, an int or a UUID. Got {type(key).__name__}: {shown(key)}.")
     try:
         # For a member of an enum of str or int, the base classes' methods return its value rather than its name.
         text = str.__str__(key) if isinstance(key, str) else int.__repr__(key)
@@ -173,6 +177,10 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file. Readers see the old content or the new one."""
+
+    def locked(self, key: str) -> contextlib.AbstractContextManager[object]:
+        """Return a context for one process at a time that updates the key, as far as the store can tell."""
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:

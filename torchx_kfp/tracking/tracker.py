@@ -6,6 +6,7 @@ import abc
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+#: Held while the results of a key are updated: by process, tracker base and key.
+_locks: dict[tuple[int, str, str], threading.RLock] = {}
 #: The extra of this package that supports a protocol.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 #: ``s3:/bucket``: a typo that fsspec takes for a relative directory.
@@ -119,20 +122,23 @@ class FsspecResultTracker(ResultTracker):
         """Record these results under the key. Earlier results with other names stay, even those of other programs.
 
         If the key's file is not a JSON object, because another writer was stopped half way, it is replaced and a
-        warning is logged, so that the results of a long run are not lost. When two processes update a key at once, the
-        results of one can be lost.
+        warning is logged, so that the results of a long run are not lost. Threads of a process, and on a disk processes
+        of a machine, update a key one after the other. When processes do so at once elsewhere, the results of one can
+        be lost.
 
         Raises:
             ResultRefusedError: a result has another type or is too long. Nothing was written.
         """
         text = key_text(key)
         new = check_results(text, results)
-        try:
-            old = self.get(text)
-        except CorruptResultError as error:
-            _logger.warning("These results are replaced: %s", error)
-            old = {}
-        self._store.write(text, encode_results({**old, **new}))
+        # A forked process must not wait for a thread that it does not have.
+        with _locks.setdefault((os.getpid(), self.tracker_base, text), threading.RLock()), self._store.locked(text):
+            try:
+                old = self.get(text)
+            except CorruptResultError as error:
+                _logger.warning("These results are replaced: %s", error)
+                old = {}
+            self._store.write(text, encode_results({**old, **new}))
 
     def get_many(self, keys: Iterable[Key]) -> Found[dict[str, Result]]:
         """Return the results of each key, in the order of the keys. Keys without results have ``{}``.

@@ -66,6 +66,11 @@ def test_every_method_is_there(tmp_path: Path) -> None:
     assert theirs <= {name for name in vars(type(backend_of(tmp_path))) if not name.startswith("_")}
 
 
+def test_a_filter_that_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="parent_run"):
+        backend_of(tmp_path).run_ids(parent_run="x")
+
+
 @pytest.mark.versions
 class TestAgainstTorchX:
     """Both backends do the same; the parameter tells which backend it is."""
@@ -103,6 +108,8 @@ class TestAgainstTorchX:
         backend.add_artifact(OTHER, "model", "x")
         backend.add_source("third", RUN)
         assert sorted(backend.run_ids()) == sorted([RUN, OTHER, "third"])
+        assert list(backend.run_ids(parent_run_id=RUN)) == ["third"]
+        assert list(backend.run_ids(parent_run_id="third")) == []
 
 
 def test_an_artifact_of_a_source_is_said_beside_another(base: str) -> None:

@@ -205,6 +205,8 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     failed = False
     stage = run_id.split("/")[-2:][0]
     store, root = open_storage(base)
+    if os.path.isdir(root):
+        os.umask(~os.stat(root).st_mode & 0o777)  # where all may write, other users' stages write into new folders
     path, folder = f"{root}/{run_id}", f"{root}/{RUNS}/{run_id}"
     try:
         results = read_json(store, path)

@@ -68,9 +68,20 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         """Return the lineage of the run, over all pipelines that use the tracker base."""
         return read_lineage(self.store, [run_id])
 
-    def run_ids(self, **filters: str) -> Iterable[str]:
-        """Return the runs with artifacts, metadata or sources, sorted. Runs that have only results are left out."""
-        return self._recorder.run_ids()
+    def run_ids(self, *, parent_run_id: str | None = None) -> Iterable[str]:
+        """Return the runs with artifacts, metadata or sources, sorted. Runs that have only results are left out.
+
+        Args:
+            parent_run_id: only runs that use this one.
+        """
+        if parent_run_id is None:
+            return self._recorder.run_ids()
+        records = self._recorder.records(None, "sources")
+        return sorted(
+            run_id
+            for run_id, record in records.items()
+            if any(source.run_id == parent_run_id for source in record.sources)
+        )
 
     def __repr__(self) -> str:
         return f"StageTracker({self._recorder.tracker_base!r})"
