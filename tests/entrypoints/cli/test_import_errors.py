@@ -158,3 +158,48 @@ def test_a_file_that_cannot_be_read_is_named(call: Call, tmp_path: Path) -> None
     done = call("run", str(tmp_path / "gone.py"))
     said = f"Error: The pipeline file cannot be read: No such file or directory: {tmp_path / 'gone.py'}.\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+COMPONENT = """
+from kfp import dsl
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def hello(name: str = "x") -> str:
+    return "hello " + name
+"""
+FACTORY = f"""{COMPONENT}
+
+def build(name: str):
+    @dsl.pipeline(name=name)
+    def made():
+        hello()
+
+    return made
+"""
+V1 = "This is code of KFP v1, which kfp 2 does not run."
+#: Files without a pipeline of their own, the name to load, and what is said; empty if something is loaded.
+FILES = {
+    "component": (COMPONENT, "", ""),
+    "factory": (FACTORY, "", "has no pipeline at its top level: build makes one when it is called. Add a line such as"),
+    "imported": ("from component import hello", ":hello", ""),
+    "components": (COMPONENT.replace("hello", "a") + COMPONENT, "", "Or name one of its components: a, hello."),
+    "operators": ("from kfp import dsl\ndsl.ContainerOp(name='a', image='b')", "", V1),
+    "functions": ("from kfp.components import func_to_container_op", "", V1),
+    "missing": (
+        "from __future__ import annotations\nimport not_there_at_all",
+        "",
+        "No module named 'not_there_at_all'",
+    ),
+}
+
+
+def test_files_without_a_pipeline_of_their_own(tmp_path: Path, call: Call) -> None:
+    for file, (text, _, _) in FILES.items():
+        (tmp_path / f"{file}.py").write_text(text)
+    for file, (_, name, said) in FILES.items():
+        done = call("check", f"{file}.py{name}")
+        assert done.returncode == (2 if said else 0), done.stderr
+        assert said in done.stderr
+    assert "annotations" not in done.stderr
+    (tmp_path / "job.json").write_text('{"displayName": "x", "pipelineSpec": {"root": {}}}')
+    assert "it is a PipelineJob of Vertex AI or TFX. The pipeline is the value of" in call("check", "job.json").stderr

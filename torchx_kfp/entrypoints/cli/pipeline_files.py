@@ -5,6 +5,7 @@ An error in a user's file is shown as a short traceback, with the lines of that 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import io
@@ -40,7 +41,14 @@ _PYTHON = ".py"
 _COMPONENT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=.*?;\}\}", re.DOTALL)
 #: Patterns for messages of Python and KFP, and what they mean for the pipeline.
+#: What Python says of names that only KFP v1 has.
+_V1 = (
+    r"module 'kfp[\w.]*' has no attribute '\w*(?:Op|_op|Volume|Conf|_conf|_func|RUN_ID_PLACEHOLDER)'"
+    r"|cannot import name '(?:\w+Op|func_to_container_op|create_component_from_func|InputPath|OutputPath)' from 'kfp"
+    r"|No module named 'kfp\.(?:v2|aws|gcp|azure|onprem)"
+)
 _HINTS = {
+    _V1: "This is code of KFP v1, which kfp 2 does not run. Kubeflow's documentation has a guide to its migration.",
     r"\{\{channel:|Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOperation": (
         "A parameter of the pipeline, or an output of a task, has a value only when the pipeline runs. Pass it to the "
         "application, in args or env, which converts and formats it; compare it with dsl.If, or repeat stages with "
@@ -259,6 +267,13 @@ def _pipelines(module: ModuleType) -> dict[str, Any]:
     return own or found
 
 
+def _others(module: ModuleType) -> dict[str, Any]:
+    """Return the components of KFP, and the pipelines, that the module has: KFP compiles them by name."""
+    from kfp.dsl import base_component
+
+    return {name: value for name, value in vars(module).items() if isinstance(value, base_component.BaseComponent)}
+
+
 def find_own_functions(pipeline: Pipeline) -> Iterator[Finding]:
     """Yield findings about stages that call a function of a file that this process has imported for its pipelines."""
     from torchx_kfp.execution.model.findings import Finding, Kind
@@ -281,6 +296,11 @@ def _choose(module: ModuleType, name: str | None, file: str) -> Any:
     if name in functions:
         return functions[name]
     there = ", ".join(sorted([*pipelines, *components])) or "none"
+    others, factory = _others(module), "" if pipelines else _factory(Path(file))
+    if name is None and not (pipelines or components or factory) and len(others) == 1:
+        return next(iter(others.values()))
+    if name in others and name not in pipelines:
+        return others[name]
     if name is not None:
         # The name may be the function's or, as in run ids, the pipeline's.
         named = [pipeline for key, pipeline in pipelines.items() if name in (key, pipeline.name)]
@@ -294,11 +314,33 @@ def _choose(module: ModuleType, name: str | None, file: str) -> Any:
     if not pipelines and components:
         raise PipelineFileError(f"{file!r} has several components: {there}. Choose one: {file}:{components[0]}.")
     if not pipelines:
-        raise PipelineFileError(f"{file!r} does not define a pipeline. Decorate a function with @kfp.dsl.pipeline.")
+        if factory:
+            raise PipelineFileError(
+                f"{file!r} has no pipeline at its top level: {factory} makes one when it is called. Add a line such as "
+                f"made = {factory}(), and name it: {file}:made."
+            )
+        several = f" Or name one of its components: {', '.join(others)}." if others else ""
+        raise PipelineFileError(
+            f"{file!r} does not define a pipeline. Decorate a function with @kfp.dsl.pipeline.{several}"
+        )
     outer = sorted(key for key in pipelines if not _is_nested(pipelines[key], pipelines.values())) or sorted(pipelines)
     if len(outer) > 1:
         raise PipelineFileError(f"{file!r} has several pipelines: {', '.join(outer)}. Choose one: {file}:{outer[0]}.")
     return pipelines[outer[0]]
+
+
+def _factory(path: Path) -> str:
+    """Return the name of a function of the file in which a pipeline is defined; empty if there is none."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8", errors="replace")))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    for outer in functions:
+        inside = [node for node in ast.walk(outer) if isinstance(node, ast.FunctionDef) and node is not outer]
+        if any(re.search(r"\bpipeline\b", ast.unparse(word)) for node in inside for word in node.decorator_list):
+            return outer.name
+    return ""
 
 
 def _is_nested(pipeline: Any, pipelines: Iterable[Any]) -> bool:
@@ -326,7 +368,7 @@ def explain_import_error(path: Path, error: BaseException) -> str:
         )
     calls = [f"{it.filename}, line {it.lineno}, in {it.name}:\n    {it.line}" for it in frames[-_MOST_FRAMES:]]
     said = "".join(traceback.format_exception_only(error)).strip()
-    if isinstance(error, AttributeError) and error.name and "Did you mean" not in said:  # as Python 3.12 says
+    if isinstance(error, AttributeError) and error.name and not re.search(f"Did you mean|{_V1}", said):  # as 3.12 says
         with contextlib.suppress(Exception):  # an object lists its attributes itself, and may do that badly
             said += f".{did_you_mean(error.name, dir(error.obj))}"
     hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, said)]
@@ -334,7 +376,7 @@ def explain_import_error(path: Path, error: BaseException) -> str:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as unread:
         return f"The pipeline file cannot be read: {explain(unread)}."
-    if "from __future__ import annotations" in text:
+    if "from __future__ import annotations" in text and isinstance(error, TypeError):
         hints.append("KFP reads annotations as objects: remove 'from __future__ import annotations'.")
     said = _CHANNEL.sub(lambda it: f"{{{it['task']}{'.' if it['task'] else ''}{it['name']}}}", said)
     return "\n".join([*(calls or [f"{path}:"]), said, *hints])
