@@ -165,6 +165,9 @@ def summarize(
     if result.state is State.FAILED:
         failure = for_stderr(describe_failure(result, view.printed))
         raise StageFailedError("\n".join([failure, *([] if view.options.quiet else ways_on(result))]))
+    if result.state is not State.SUCCEEDED and not view.options.quiet:  # canceled, or the runner was killed
+        for sentence in ways_on(result):
+            print_message(sentence)
     return result
 
 
