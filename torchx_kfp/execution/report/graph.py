@@ -16,7 +16,7 @@ from graphlib import TopologicalSorter
 from torchx_kfp.common.text import duration, shorten
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Task
 from torchx_kfp.execution.pipeline.walk import walk
-from torchx_kfp.execution.report.model import RunView
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 
@@ -75,17 +75,17 @@ class Box:
         return f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
 
 
-def draw_graph(run: RunView) -> Box | None:
+def draw_graph(record: RunRecord) -> Box | None:
     """Draw the graph of the run's pipeline, and return the box around it; None if the pipeline is not known."""
-    if run.spec is None or run.spec.root.dag is None:
+    if record.spec is None or record.spec.root.dag is None:
         return None
     root = Box("", kind="")
     boxes: dict[str, Box] = {}
-    for there in walk(run.spec):
+    for there in walk(record.spec):
         box = boxes[there.path] = Box(there.task.name, [*there.task.depends_on])
         if there.is_stage:
             box.title, box.path = there.task.name, there.name
-            box.state, box.note = summary(run.tasks.get(there.name, []))
+            box.state, box.note = summary(record.tasks.get(there.name, []))
         else:
             box.kind, box.title = _describe(there.task)
         (root if there.inside is None else boxes[there.inside.path]).inner.append(box)

@@ -20,8 +20,9 @@ from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import LOCATION, Artifact, artifacts_in
 from torchx_kfp.execution.report.figures import Figure, draw_roc
 from torchx_kfp.execution.report.formats import text
-from torchx_kfp.execution.report.model import Hyperlink, RunView
+from torchx_kfp.execution.report.model import Hyperlink
 from torchx_kfp.execution.runs.history import is_run
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.tracking.recorder import Artifact as StoredArtifact
 
@@ -74,17 +75,17 @@ class Links:
     """Anchors of stages, relative links from the report's folder, and the artifacts to which it links.
 
     Args:
-        run: the run.
+        record: the run.
         place: the report's folder; None if it is not a file, and cannot link any.
     """
 
-    def __init__(self, run: RunView, place: Path | None) -> None:
-        self._run, self._place = run, place
+    def __init__(self, record: RunRecord, place: Path | None) -> None:
+        self._record, self._place = record, place
         # Files elsewhere are linked but not shown: people share the page, and must not thereby share a private file
         # just because a stage has named it as its artifact. A run on a host has no files here.
-        self._runs = run.record.folder.parent.resolve() if run.record.folder is not None else None
-        self._sections = {path: f"t{number}" for number, path in enumerate(run.tasks)}
-        self.anchors = {stage.name: f"s{number}" for number, stage in enumerate(run.stages)}
+        self._runs = record.folder.parent.resolve() if record.folder is not None else None
+        self._sections = {path: f"t{number}" for number, path in enumerate(record.tasks)}
+        self.anchors = {stage.name: f"s{number}" for number, stage in enumerate(record.stages)}
 
     def section(self, path: str) -> str:
         """Return the anchor of a task; empty if it has no stage."""
@@ -96,7 +97,7 @@ class Links:
 
     def home(self) -> Hyperlink:
         """Return a link to the run's folder, or to its page in KFP's UI."""
-        record = self._run.record
+        record = self._record
         if record.folder is None:
             return Hyperlink(record.link, record.link)
         return self.file(record.folder, str(record.folder))

@@ -8,23 +8,21 @@ user has given, such as those of KFP's own components and aliases of reads, stay
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from torchx_kfp.contract.inputs import ADDED, INNER, READS, identifier, is_stage_input
-from torchx_kfp.errors import ArgumentError, PipelineFileError, TrackerError
-from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin, Pipeline
-from torchx_kfp.execution.pipeline.walk import ScopedTask, outline, walk
+from torchx_kfp.errors import ArgumentError, TrackerError
+from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin
+from torchx_kfp.execution.pipeline.walk import ScopedTask, outline
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.record import RunRecord, missing
 from torchx_kfp.execution.runs.source import RunSource
-from torchx_kfp.execution.runs.state import RunState, Session, StageState
+from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Artifact, Record, Recorder
 
@@ -33,64 +31,7 @@ _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
 _FIELD = re.compile(r"\[(?P<quote>[\"'])(?P<name>.*)(?P=quote)\]$")
 
 
-@dataclass(frozen=True)
-class RunView:
-    """A run as its record shows it at the time ``now``. Times are in seconds since the epoch.
-
-    ``spec`` is None if the pipeline is not known.
-    """
-
-    record: RunRecord
-    spec: Pipeline | None
-    now: float
-
-    @property
-    def run(self) -> RunState:
-        """The run's state."""
-        return self.record.run
-
-    @cached_property
-    def stages(self) -> list[StageState]:
-        """All stages, in the pipeline's order; of a loop, those of each iteration."""
-        return self.run.stages
-
-    @cached_property
-    def tasks(self) -> Mapping[str, list[StageState]]:
-        """The stages of each task, by the name of its stages without indices."""
-        tasks: dict[str, list[StageState]] = {}
-        for stage in self.stages:
-            tasks.setdefault(stage.path, []).append(stage)
-        return tasks
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments of the run."""
-        first = self.run.first
-        return (first.arguments if first else {}) or self.record.arguments
-
-    @cached_property
-    def sessions(self) -> list[Session]:
-        """The periods in which a runner worked on the run. That of a run in progress ends now."""
-        *before, last = self.run.sessions
-        end = max(self.now, last.end) if self.run.state is State.RUNNING else last.end
-        return [*before, dataclasses.replace(last, end=end)]
-
-    @cached_property
-    def _places(self) -> Mapping[str, ScopedTask]:
-        return {place.name: place for place in walk(self.spec) if place.is_stage} if self.spec is not None else {}
-
-    def inputs(self, stage: StageState) -> dict[str, Any]:
-        """Return the inputs of a stage under their names in the pipeline, as far as these are distinct."""
-        place = self._places.get(stage.path)
-        found: dict[str, Any] = {}
-        for name, value in stage.result.inputs.items():
-            wanted = name if place is None else _name_in_pipeline(name, place)
-            if wanted:
-                found[name if found.get(wanted, value) != value else wanted] = value
-        return found
-
-
-def view_of(source: RunSource) -> RunView:
+def read_for_page(source: RunSource) -> RunRecord:
     """Return a run as its page shows it, as far as it has come, with the logs of stages that failed.
 
     Raises:
@@ -99,14 +40,22 @@ def view_of(source: RunSource) -> RunView:
     record = source.read()
     if record.run.first is None:
         raise ArgumentError(f"The run {record.run_id} has not started yet: nothing has happened in it.")
-    spec = None
-    with contextlib.suppress(PipelineFileError):
-        spec = record.load()
     if record.folder is not None:
         # Without the pipeline, only the stages that have begun are known.
-        record = read_run(record.folder.absolute(), None if spec is None else outline(spec))
+        record = read_run(record.folder.absolute(), None if record.spec is None else outline(record.spec))
     source.fetch({end.name for end in record.run.ends if end.state is State.FAILED})
-    return RunView(record, spec, time.time())
+    return dataclasses.replace(record, read_at=time.time())
+
+
+def inputs_of(record: RunRecord, stage: StageState) -> dict[str, Any]:
+    """Return the inputs of a stage under their names in the pipeline, as far as these are distinct."""
+    place = record.places.get(stage.path)
+    found: dict[str, Any] = {}
+    for name, value in stage.result.inputs.items():
+        wanted = name if place is None else _name_in_pipeline(name, place)
+        if wanted:
+            found[name if found.get(wanted, value) != value else wanted] = value
+    return found
 
 
 def _name_in_pipeline(name: str, place: ScopedTask) -> str:
@@ -193,24 +142,24 @@ class Tracked:
         return {name: artifact for name, artifact in found.items() if identifier(name) not in stage.result.artifacts}
 
 
-def read_tracked(run: RunView) -> Tracked:
+def read_tracked(record: RunRecord) -> Tracked:
     """Read the trackers of a run's stages. A store that is not read adds a sentence to ``problems``."""
     records: dict[tuple[str, str], Record] = {}
     problems: list[str] = []
     whole = Record()
     run_ids: dict[str, list[str]] = {}
-    for base, run_id in map(_key, run.stages):
+    for base, run_id in map(_key, record.stages):
         if base and run_id:
             run_ids.setdefault(base, []).append(run_id)
     for base, wanted in run_ids.items():
-        if why := run.record.why_not_read(base):
+        if why := record.why_not_read(base):
             problems.append(missing(base, why))
             continue
         try:
-            found = Recorder(base, patience=SHORT_PATIENCE).records([run.run.run_id, *wanted])
+            found = Recorder(base, patience=SHORT_PATIENCE).records([record.run_id, *wanted])
             records.update({(base, run_id): found[run_id] for run_id in wanted})
             problems += map(str, found.problems)
-            whole = found.get(run.run.run_id, whole)
+            whole = found.get(record.run_id, whole)
         except TrackerError as error:
             problems.append(f"Metrics of steps, searches and metadata could not be read: {error}")
     return Tracked(records, problems, whole)

@@ -19,10 +19,11 @@ from torchx_kfp.execution.pipeline.walk import safe_name
 from torchx_kfp.execution.report import figures, formats
 from torchx_kfp.execution.report.graph import counts_of, draw_graph
 from torchx_kfp.execution.report.links import Links
-from torchx_kfp.execution.report.model import RunView, read_tracked
+from torchx_kfp.execution.report.model import read_tracked
 from torchx_kfp.execution.report.rows import find_searches, task_tables, view_search
 from torchx_kfp.execution.report.timeline import draw_timeline
 from torchx_kfp.execution.runs import output_dir_words
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import describe_code
@@ -38,9 +39,9 @@ _LONGEST = 150
 LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4
 
 
-def _failures(run: RunView) -> Iterator[tuple[StageState, list[str]]]:
+def _failures(record: RunRecord) -> Iterator[tuple[StageState, list[str]]]:
     """Yield the failed stages, in the pipeline's order, with the ends of their logs."""
-    failed = [stage for stage in run.stages if stage.state is State.FAILED]
+    failed = [stage for stage in record.stages if stage.state is State.FAILED]
     for number, stage in enumerate(failed):
         try:
             yield stage, stage.result.last_lines(LINES if number < FULL_LOGS else FEWER_LINES)
@@ -48,14 +49,14 @@ def _failures(run: RunView) -> Iterator[tuple[StageState, list[str]]]:
             yield stage, [f"(the log cannot be read: {error.strerror})"]
 
 
-def write_report(run: RunView, path: str | os.PathLike[str] | None = None) -> Path:
+def write_report(record: RunRecord, path: str | os.PathLike[str] | None = None) -> Path:
     """Write the page, by default to its usual place, and return its path; an existing file is overwritten.
 
     Raises:
         ArgumentError: the file cannot be written.
         TorchxKfpError: the extra ``pipelines`` is not installed.
     """
-    place = page_of(run) if path is None else Path(path)
+    place = page_of(record) if path is None else Path(path)
     path = place.absolute()
     try:
         if not path.parent.is_dir():
@@ -65,19 +66,18 @@ def write_report(run: RunView, path: str | os.PathLike[str] | None = None) -> Pa
         if path.is_dir():
             raise ArgumentError(f"{str(path)!r} is a folder. Give a file for the report: -o {path / 'report.html'}.")
         # Users' text may contain lone surrogates, which UTF-8 cannot encode.
-        path.write_bytes(render(run, path.parent).encode("utf-8", "replace"))
+        path.write_bytes(render(record, path.parent).encode("utf-8", "replace"))
     except OSError as error:
         raise ArgumentError(f"The report {str(path)!r} cannot be written: {error.strerror}.") from None
     return place
 
 
-def page_of(run: RunView) -> Path:
+def page_of(record: RunRecord) -> Path:
     """Return the usual place of a run's page.
 
     Raises:
         ArgumentError: something else is there. Somebody else may have made the run's folder.
     """
-    record = run.record
     name = f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     path = Path(name) if record.folder is None else record.folder.absolute() / "report.html"
     if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):  # a pipe would never end
@@ -87,10 +87,10 @@ def page_of(run: RunView) -> Path:
     return path
 
 
-def render(run: RunView, place: Path | None) -> str:
+def render(record: RunRecord, place: Path | None) -> str:
     """Return the page as text; its links are relative to the folder ``place``. Without one, it links no files."""
     script = (_HERE / "page.js").read_text(encoding="utf-8")
-    return fill(_HERE / "page.html", script=script, **_content(run, place and place.resolve()))
+    return fill(_HERE / "page.html", script=script, **_content(record, place and place.resolve()))
 
 
 def fill(template: Path, *, script: str = "", forms: str = "'none'", **content: Any) -> str:
@@ -136,32 +136,29 @@ def style_sheet() -> str:
     return (_HERE / "page.css").read_text(encoding="utf-8") + colors
 
 
-def _content(run: RunView, place: Path | None) -> dict[str, Any]:
-    links = Links(run, place)
-    tracked = read_tracked(run)
-    searches = list(find_searches(run, tracked))
+def _content(record: RunRecord, place: Path | None) -> dict[str, Any]:
+    links = Links(record, place)
+    tracked = read_tracked(record)
+    searches = list(find_searches(record, tracked))
     # Trials are drawn in the section of their search, all rounds together.
-    tables = task_tables(run, links, tracked, {trial.run_id for _, search in searches for trial in search.trials})
-    folder = run.record.folder
+    tables = task_tables(record, links, tracked, {trial.run_id for _, search in searches for trial in search.trials})
+    folder = record.folder
     return {
-        "view": run,
-        "record": run.record,
-        "run": run.run,
-        "counts": counts_of(stage.state for stage in run.stages),
-        "attempts": sum(len(stage.attempts) for stage in run.stages),
-        "failures": list(_failures(run)),
-        "graph": draw_graph(run),
-        "timeline": draw_timeline(run),
-        "searches": [view_search(run, title, search, links, tracked) for title, search in searches],
+        "record": record,
+        "run": record.run,
+        "counts": counts_of(stage.state for stage in record.stages),
+        "attempts": sum(len(stage.attempts) for stage in record.stages),
+        "failures": list(_failures(record)),
+        "graph": draw_graph(record),
+        "timeline": draw_timeline(record),
+        "searches": [view_search(record, title, search, links, tracked) for title, search in searches],
         "tables": tables,
         "tracked": tracked,
-        "unreadable": list(dict.fromkeys([*run.record.corrupt, *tracked.problems])),
+        "unreadable": list(dict.fromkeys([*record.corrupt, *tracked.problems])),
         "links": links,
-        "arguments": run.arguments,
-        "options": {
-            name: it for name, it in run.record.options.items() if name in _OPTIONS and it not in (None, "", [])
-        },
+        "arguments": record.arguments,
+        "options": {name: it for name, it in record.options.items() if name in _OPTIONS and it not in (None, "", [])},
         "retry": shlex.join(["torchx-kfp", "retry", folder.name, *output_dir_words(folder)])
-        if folder and run.run.state not in _DONE
+        if folder and record.run.state not in _DONE
         else "",
     }

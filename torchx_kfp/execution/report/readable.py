@@ -20,7 +20,7 @@ class ReadableRun(RunSource):
         Raises:
             ArgumentError: the file cannot be written, or the run has no event yet.
         """
-        from torchx_kfp.execution.report.model import view_of
+        from torchx_kfp.execution.report.model import read_for_page
         from torchx_kfp.execution.report.page import write_report  # loads what draws it
 
-        return write_report(view_of(self), path)
+        return write_report(read_for_page(self), path)

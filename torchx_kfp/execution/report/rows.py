@@ -12,7 +12,8 @@ from torchx_kfp.execution.report.figures import Figure, draw_curves, draw_front,
 from torchx_kfp.execution.report.formats import text
 from torchx_kfp.execution.report.graph import summary
 from torchx_kfp.execution.report.links import Links
-from torchx_kfp.execution.report.model import Hyperlink, Row, RunView, Tracked
+from torchx_kfp.execution.report.model import Hyperlink, Row, Tracked, inputs_of
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Search, Trial
@@ -45,13 +46,13 @@ class Table:
     figures: Sequence[Figure] = ()
 
 
-def task_tables(run: RunView, links: Links, tracked: Tracked, drawn: Iterable[str]) -> list[Table]:
+def task_tables(record: RunRecord, links: Links, tracked: Tracked, drawn: Iterable[str]) -> list[Table]:
     """Return a table for each task, in the pipeline's order. The rows of these run ids are drawn elsewhere."""
-    lineage = _lineage(run, links)
+    lineage = _lineage(record, links)
     drawn = set(drawn)
     tables = []
-    for path, stages in run.tasks.items():
-        rows = [_row(run, stage, number, links, lineage.get(stage.name, {})) for number, stage in enumerate(stages)]
+    for path, stages in record.tasks.items():
+        rows = [_row(record, stage, number, links, lineage.get(stage.name, {})) for number, stage in enumerate(stages)]
         figured = [row for row in rows if row.stage and row.stage.result.run_id not in drawn]
         tables.append(_table(path, links.section(path), rows, figured, tracked))
     return tables
@@ -86,7 +87,9 @@ def _names(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for mapping in mappings for name in mapping))
 
 
-def _row(run: RunView, stage: StageState, number: int, links: Links, lineage: Mapping[str, Sequence[Hyperlink]]) -> Row:
+def _row(
+    record: RunRecord, stage: StageState, number: int, links: Links, lineage: Mapping[str, Sequence[Hyperlink]]
+) -> Row:
     result = stage.result
     results = result.measures
     # Declared results are also outputs, with KFP's names.
@@ -97,7 +100,7 @@ def _row(run: RunView, stage: StageState, number: int, links: Links, lineage: Ma
         label=", ".join(map(str, stage.indices)),
         link=links.stage(stage),
         state=stage.state,
-        inputs={name: value for name, value in run.inputs(stage).items() if f"reads {name}" not in lineage},
+        inputs={name: value for name, value in inputs_of(record, stage).items() if f"reads {name}" not in lineage},
         results=results,
         outputs={
             name: value for name, value in result.outputs.items() if name not in repeated or repeated[name] != value
@@ -112,13 +115,13 @@ def _some(links: Sequence[Hyperlink]) -> list[Hyperlink]:
     return [*links[:_MOST_LINKS], *([Hyperlink(f"{more:,} more", "")] if more > 0 else [])]
 
 
-def _lineage(run: RunView, links: Links) -> Mapping[str, Mapping[str, list[Hyperlink]]]:
+def _lineage(record: RunRecord, links: Links) -> Mapping[str, Mapping[str, list[Hyperlink]]]:
     """Return what each stage reads, by the inputs whose values are run ids of others, and what it is read by."""
-    known = {stage.result.run_id: stage for stage in reversed(run.stages) if stage.result.run_id}
+    known = {stage.result.run_id: stage for stage in reversed(record.stages) if stage.result.run_id}
     found: dict[str, dict[str, list[Hyperlink]]] = {}
-    for stage in run.stages:
+    for stage in record.stages:
         sources: dict[str, None] = {}
-        for name, value in run.inputs(stage).items():
+        for name, value in inputs_of(record, stage).items():
             values = value if isinstance(value, list) else [value]
             for run_id in dict.fromkeys(it for it in values if isinstance(it, str)):
                 source = known.get(run_id, stage)
@@ -140,21 +143,21 @@ class SearchView:
     facts: Mapping[str, Any]
 
 
-def find_searches(run: RunView, tracked: Tracked) -> Iterable[tuple[str, Search]]:
+def find_searches(record: RunRecord, tracked: Tracked) -> Iterable[tuple[str, Search]]:
     """Yield the searches of the run with their titles, as far as each has come, in the pipeline's order.
 
     A title is the search's name; if several have it, the stage that stated it last is added.
     """
-    asking = {stage.result.run_id or "": stage for stage in run.stages if tracked.record(stage).search is not None}
+    asking = {stage.result.run_id or "": stage for stage in record.stages if tracked.record(stage).search is not None}
     found = Search.latest({run_id: tracked.record(stage).search for run_id, stage in asking.items()})
     names = [search.name for search in found.values()]
     for run_id, search in found.items():
         yield (search.name if names.count(search.name) == 1 else f"{search.name} ({asking[run_id].name})", search)
 
 
-def view_search(run: RunView, title: str, search: Search, links: Links, tracked: Tracked) -> SearchView:
+def view_search(record: RunRecord, title: str, search: Search, links: Links, tracked: Tracked) -> SearchView:
     """Return the view of a search."""
-    stages = {stage.result.run_id: stage for stage in run.stages if stage.result.run_id}
+    stages = {stage.result.run_id: stage for stage in record.stages if stage.result.run_id}
     best = {id(trial) for trial in search.best_trials()}
     rows = [
         _trial_row(search, number, trial, stages.get(trial.run_id), links, is_best=id(trial) in best)
@@ -193,7 +196,9 @@ def view_search(run: RunView, title: str, search: Search, links: Links, tracked:
     )
     running = ""
     if asked:
-        end = "was running when this page was written" if run.run.state is State.RUNNING else "did not come to its end"
+        end = (
+            "was running when this page was written" if record.run.state is State.RUNNING else "did not come to its end"
+        )
         running = f"Round {search.round:,} of {search.rounds:,}, with {counted(len(asked), 'trial')}, {end}."
     failed = sum(not search.is_complete(trial) for trial in search.trials)
     facts = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torchx_kfp.common.text import duration
 from torchx_kfp.execution.report.graph import summary
-from torchx_kfp.execution.report.model import RunView
+from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -47,14 +47,14 @@ class Timeline:
     retried: list[float]
 
 
-def draw_timeline(run: RunView) -> Timeline:
+def draw_timeline(record: RunRecord) -> Timeline:
     """Draw the run's timeline, without the time between its sessions."""
-    clock = _Clock(run.sessions)
-    rows = [_row(path, stages, clock, run.sessions[-1].end) for path, stages in run.tasks.items()]
+    clock = _Clock(record.sessions)
+    rows = [_row(path, stages, clock, record.sessions[-1].end) for path, stages in record.tasks.items()]
     return Timeline(
         rows=sorted((row for row in rows if row.bars), key=lambda row: min(bar.left for bar in row.bars)),
         ticks=[(share, duration(clock.total * share / 100)) for share in _TICKS],
-        retried=[clock.percent(session.start) for session in run.sessions[1:]],
+        retried=[clock.percent(session.start) for session in record.sessions[1:]],
     )
 
 

@@ -7,12 +7,15 @@ only this machine reaches: such a base is read if the user names it, too.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,10 @@ from torchx_kfp.common.text import listed, printable, shorten, shown
 from torchx_kfp.errors import PipelineFileError, TrackerBaseError
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import known_stages, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages, walk, without_indices
 from torchx_kfp.execution.runs.events import Event
 from torchx_kfp.execution.runs.journal import CommandLine
-from torchx_kfp.execution.runs.state import RunState
+from torchx_kfp.execution.runs.state import RunState, Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import absolute_base
 
@@ -57,6 +60,40 @@ class RunRecord:
     named_bases: Collection[str] = ()
     #: Sentences about parts of the record that could not be read.
     corrupt: tuple[str, ...] = ()
+    #: When it was read, in seconds since the epoch.
+    read_at: float = field(default_factory=time.time, compare=False)
+
+    @cached_property
+    def spec(self) -> Pipeline | None:
+        """The compiled pipeline; None if it is not recorded."""
+        with contextlib.suppress(PipelineFileError):
+            return self.load()
+        return None
+
+    @cached_property
+    def places(self) -> Mapping[str, ScopedTask]:
+        """The stages of the pipeline, by their names without indices, as far as they are known."""
+        return {place.name: place for place in walk(self.spec) if place.is_stage} if self.spec is not None else {}
+
+    @cached_property
+    def stages(self) -> list[StageState]:
+        """All stages, in the pipeline's order; of a loop, those of each iteration."""
+        return self.run.stages
+
+    @cached_property
+    def tasks(self) -> Mapping[str, list[StageState]]:
+        """The stages of each task, by the name of its stages without indices."""
+        tasks: dict[str, list[StageState]] = {}
+        for stage in self.stages:
+            tasks.setdefault(stage.path, []).append(stage)
+        return tasks
+
+    @cached_property
+    def sessions(self) -> list[Session]:
+        """The periods in which a runner worked on the run. That of a run in progress ends when this was read."""
+        *before, last = self.run.sessions
+        end = max(self.read_at, last.end) if self.run.state is State.RUNNING else last.end
+        return [*before, dataclasses.replace(last, end=end)]
 
     def absolute_base(self, base: str) -> str:
         """Return a tracker base of the run for other directories: a relative one is relative to that of its stages."""

@@ -26,13 +26,13 @@ def report_command(run: str, output: str | None, lookup: Lookup) -> None:
     The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
     loops, and all parameters, results, artifacts and lineage. You can also write it while the run is in progress.
     """
-    from torchx_kfp.execution.report.model import view_of
+    from torchx_kfp.execution.report.model import read_for_page
     from torchx_kfp.execution.report.page import render, write_report
 
     source = lookup.find(run)
     if output is not None:  # otherwise, the path has the run's id
         say_latest(run, source.run_id)
-    read = view_of(source)
+    read = read_for_page(source)
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))

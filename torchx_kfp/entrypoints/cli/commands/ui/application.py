@@ -25,7 +25,7 @@ from torchx_kfp.entrypoints.cli.conditions import parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.execution.report.model import view_of
+from torchx_kfp.execution.report.model import read_for_page
 from torchx_kfp.execution.report.page import fill, render
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES
 
@@ -146,7 +146,7 @@ class Application:
         run = self._run(dict(query).get("run", ""))
         if run.find is None:
             raise click.UsageError(f"Only records of {run.row['run']} are known, and not the run itself.")
-        return render(view_of(run.find()), None)
+        return render(read_for_page(run.find()), None)
 
     def _run(self, key: str) -> ListedRun:
         runs, _ = self._runs.read()
