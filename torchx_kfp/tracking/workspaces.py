@@ -16,9 +16,11 @@ environments, and what runs write: any tracker base, and ``local_outputs``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -54,6 +56,8 @@ _MARKS = ("pyvenv.cfg", "conda-meta", PRIVATE)
 LARGEST = 100_000_000
 #: The bytes of ``.torchxignore``, at most.
 _LONGEST_IGNORE = 1 << 20
+#: The files of a folder on this machine, at most: those that can be listed in about a second.
+MOST_FILES = 20_000
 #: How many files with credentials a message names.
 _NAMED = 20
 
@@ -207,6 +211,38 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
     return entries
 
 
+def list_code(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> list[WorkspaceFile]:
+    """Return the files and links of a folder on this machine that could belong to its workspace, sorted by name.
+
+    Unlike those of ``list_workspace``, they may be anything; and if git ignores them all, all are there.
+
+    Raises:
+        WorkspaceError: they are more than ``MOST_FILES``, or cannot be listed.
+    """
+    root = os.path.abspath(folder)
+    try:
+        found = _rules(root, _test_of_folders(root, without), travels=False)[0]
+        names = list(itertools.islice(found, MOST_FILES + 1))
+    except OSError as error:
+        raise WorkspaceError(f"{shown(root)} cannot be listed: {explain(error)}.") from None
+    if len(names) > MOST_FILES:
+        raise WorkspaceError(
+            f"{shown(root)} has more than {counted(MOST_FILES, 'file')}. List those that are not code in "
+            f"{IGNORE_FILE} there."
+        )
+    entries: list[WorkspaceFile] = []
+    for name in sorted(names):
+        path = os.path.join(root, name)
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                entries.append(WorkspaceFile(name, path, target=os.readlink(path)))
+            elif stat.S_ISREG(status.st_mode):
+                is_program = bool(status.st_mode & stat.S_IXUSR)
+                entries.append(WorkspaceFile(name, path, status.st_size, status.st_mtime_ns, is_program))
+    return entries
+
+
 def pack_workspace(entries: Sequence[WorkspaceFile]) -> bytes:
     """Return the archive of files, which begins with the program that unpacks it.
 
@@ -263,8 +299,11 @@ def _test_of_folders(root: str, without: Iterable[str]) -> Callable[[str], bool]
     return stays
 
 
-def _rules(root: str, stays: Callable[[str], bool]) -> tuple[Iterable[str], set[str]]:
-    """Return the names of the files that travel, and those that a line ``!name`` includes."""
+def _rules(root: str, stays: Callable[[str], bool], *, travels: bool = True) -> tuple[Iterable[str], set[str]]:
+    """Return the names of the files of a workspace, and those that a line ``!name`` includes.
+
+    If they do not travel, a repository that git does not list is a folder like others.
+    """
     try:
         # The folder may be somebody else's: a FIFO or a device would never end.
         lines = read_bytes(os.path.join(root, IGNORE_FILE), limit=_LONGEST_IGNORE).decode("utf-8-sig").splitlines()
@@ -272,8 +311,9 @@ def _rules(root: str, stays: Callable[[str], bool]) -> tuple[Iterable[str], set[
         included = {line[1:].strip().lstrip("/") for line in lines if line.startswith("!")}
     except FileNotFoundError:
         tracked = _of_git(root, stays)
-        if tracked is None:
+        if tracked is None and travels:
             _refuse_repository(root)
+        if tracked is None or not (tracked or travels):
             return _walk(root, stays, lambda _: False), set()
         return tracked, set()
     except Exception as error:  # each implementation of patterns has its own errors

@@ -32,7 +32,8 @@ def one(tracker_base: str, workspace: str = ""):
     first = stages.task(app("first"), results={"value": int})
     second = app("second", f"{first.outputs['value']}", max_retries=1)
     stages.task(second, reads=first, may_fail=True)
-    Stages(tracker_base=tracker_base).task(AppDef("other", [Role("r", image="i", entrypoint="true")]))
+    other = AppDef("other", [Role("r", image="i", entrypoint=sys.executable, args=["other.py"])])
+    Stages(tracker_base=tracker_base).task(other)
 
 
 @dsl.pipeline(name="replicas")
@@ -81,6 +82,7 @@ current_run().put(value=helper.VALUE)
 def project(project: Path) -> Path:
     (project / "code").mkdir()
     (project / "pipe.py").write_text(PIPELINE)
+    (project / "other.py").touch()
     (project / "code" / "app.py").write_text(APP)
     (project / "code" / "helper.py").write_text("VALUE = 5\n")
     (project / "code" / "run.sh").write_text("exit 0\n")

@@ -1,6 +1,6 @@
 """Finished stages that later runs find by their keys."""
 
-import hashlib
+import dataclasses
 import json
 import math
 import os
@@ -13,9 +13,12 @@ import pytest
 
 from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.pipeline.spec import ArtifactType
+from torchx_kfp.execution.pipeline.used_files import Code
+from torchx_kfp.execution.runs.stage_key import StageKey
 from torchx_kfp.local import Artifact, StageResult, State
 
-KEY = hashlib.sha256(b"a stage").hexdigest()
+KEY = StageKey({"image": "a"}, Code({"train.py": "1"}))
+DIGEST = KEY.digest
 MODEL = ArtifactType("system.Model", "0.0.1")
 
 
@@ -58,8 +61,8 @@ def stage(tmp_path):
 def test_only_its_owner_reads_it(cache, earlier, stage):
     """Entries have results, inputs and paths."""
     earlier.put(KEY, stage)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (cache.folder, cache.folder / KEY[:2])} == {0o700}
-    assert stat.S_IMODE((cache.folder / KEY[:2] / f"{KEY}.json").stat().st_mode) == 0o600
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (cache.folder, cache.folder / DIGEST[:2])} == {0o700}
+    assert stat.S_IMODE((cache.folder / DIGEST[:2] / f"{DIGEST}.json").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("script", ["rm log.txt", "rm model", "rm -r folder", "echo >> model", "touch folder/new"])
@@ -83,7 +86,7 @@ def test_a_stage_whose_files_are_gone_or_were_changed_is_none(cache, earlier, st
 )
 def test_an_entry_that_cannot_be_read_is_none(cache, earlier, stage, change):
     earlier.put(KEY, stage)
-    (path,) = cache.folder.rglob("*.json")
+    (path,) = cache.folder.rglob(f"{DIGEST}.json")
     text = path.read_text()
     assert change(text) != text
     path.write_text(change(text))
@@ -114,10 +117,11 @@ def test_several_writers_and_a_reader_at_once(cache, earlier, stage):
     Cache(cache.folder, "run-0").put(KEY, stage)
     code = (
         "import sys\nfrom torchx_kfp.execution.local.cache import Cache\n"
-        "cache, key = Cache(sys.argv[1], sys.argv[3] * 10_000), sys.argv[2]\nstage = cache.get(key)\n"
+        "from tests.execution.local.test_cache import KEY as key\n"
+        "cache = Cache(sys.argv[1], sys.argv[2] * 10_000)\nstage = cache.get(key)\n"
         "for _ in range(200): cache.put(key, stage)"
     )
-    words = [sys.executable, "-c", code, str(cache.folder), KEY]
+    words = [sys.executable, "-c", code, str(cache.folder)]
     writers = [subprocess.Popen([*words, name]) for name in "ab"]
     seen = set()
     while any(writer.poll() is None for writer in writers):
@@ -125,4 +129,22 @@ def test_several_writers_and_a_reader_at_once(cache, earlier, stage):
     assert [writer.returncode for writer in writers] == [0, 0]
     assert seen <= {"run-0", "a" * 10_000, "b" * 10_000}
     assert len(seen) > 1
-    assert [path.name for path in cache.folder.rglob("*") if path.is_file()] == [f"{KEY}.json"]
+    files = [path.relative_to(cache.folder).parts for path in cache.folder.rglob("*") if path.is_file()]
+    assert sorted(parts[0] for parts in files) == sorted([DIGEST[:2], "code", "last"])
+
+
+def test_how_a_stage_was_run_last(cache, earlier, stage):
+    assert earlier.last("train[2]") is None
+    earlier.put(KEY, dataclasses.replace(stage, state=State.FAILED))
+    assert earlier.get(KEY) is None
+    last = cache.last("train[2]")
+    assert (last.run_id, last.state, last.parts, last.files) == (
+        "run-1",
+        State.FAILED,
+        {"image": "a"},
+        {"train.py": "1"},
+    )
+    assert Cache(cache.folder, "run-2", "another pipeline").last("train[2]") is None
+    for path in cache.folder.rglob("*.json"):
+        path.write_text("{")
+    assert cache.last("train[2]") is None

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from kfp import dsl, kubernetes
@@ -87,46 +87,6 @@ def test_what_the_key_covers(states, tmp_path, monkeypatch):
     assert changed() == ["succeeded"]
 
 
-#: A script that imports a module next to it, and one elsewhere in PYTHONPATH. Other uses are in ``test_stage_code``.
-PROGRAM = {"train.py": "import beside, elsewhere", "beside.py": "", "lib/elsewhere.py": "", "package/train.py": ""}
-
-
-@pytest.mark.parametrize(
-    ("command", "file"),
-    [
-        (["python", "train.py"], "beside.py"),
-        (["python", "train.py"], "lib/elsewhere.py"),
-        (["of a tracked stage", "-m", "package.train"], "package/train.py"),
-        (["sh", "-c", "cd . && python train.py > /dev/null"], "beside.py"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
-)
-def test_changed_code_runs_again(states, tmp_path, monkeypatch, command, file):
-    monkeypatch.setenv("PYTHONPATH", "lib")
-    for name, text in PROGRAM.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-
-    @dsl.container_component
-    def component():
-        return dsl.ContainerSpec(image="x", command=command)
-
-    @dsl.pipeline
-    def pipeline(tracker_base: str = str(tmp_path / "results")):
-        if command[0] == "of a tracked stage":  # the name of the module is in an input
-            app = AppDef("app", [Role("role", image="x", entrypoint="python", args=command[1:])])
-            task_from_app(app, tracker_base=tracker_base)
-        else:
-            component()
-
-    assert states(pipeline) == ["succeeded"]
-    (tmp_path / "unrelated.py").write_text("")
-    assert states(pipeline) == ["cached"]
-    with (tmp_path / file).open("a") as opened:
-        opened.write("# changed\n")
-    assert states(pipeline) == ["succeeded"]
-
-
 def test_a_stage_that_uses_the_workspace_or_cleans_up_is_run(states, tmp_path):
     if not hasattr(dsl, "WorkspaceConfig"):
         pytest.skip("this kfp has no workspaces")
@@ -169,21 +129,31 @@ def test_a_stage_that_has_failed_though_it_may_is_not_cached(states):
 
 
 def test_a_key_of_the_authors_own(states):
-    def pipeline_with(text: str, key: str) -> Any:
-        @dsl.pipeline
-        def pipeline() -> str:
-            task = shell_out(script=f'printf {text} > "$0"')
-            try:
-                task.set_caching_options(True, cache_key=key)
-            except TypeError:
-                pytest.skip("this kfp has no keys for caching")
-            return task.output
+    """It stands for the inputs and the command of one component in one pipeline: others may have the same."""
+
+    @dsl.container_component
+    def other(out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'printf other > "$0"', out])
+
+    def pipeline_with(text: str, key: str, name: str = "one") -> Any:
+        @dsl.pipeline(name=name)
+        def pipeline() -> NamedTuple("Outputs", [("first", str), ("second", str)]):
+            tasks = [shell_out(script=f'printf {text} > "$0"'), other()]
+            for task in tasks:
+                try:
+                    task.set_caching_options(True, cache_key=key)
+                except TypeError:
+                    pytest.skip("this kfp has no keys for caching")
+            return NamedTuple("Outputs", [("first", str), ("second", str)])(*(task.output for task in tasks))
 
         return pipeline
 
-    assert states(pipeline_with("a", "data-1")) == ["succeeded"]
-    assert attempt(pipeline_with("b", "data-1")).outputs == {"Output": "a"}
-    assert states(pipeline_with("b", "data-2")) == ["succeeded"]
+    assert states(pipeline_with("a", "data-1")) == ["succeeded"] * 2
+    again = attempt(pipeline_with("b", "data-1"))
+    assert [str(stage.state) for stage in again.stages] == ["cached"] * 2
+    assert again.outputs == {"first": "a", "second": "other"}
+    assert states(pipeline_with("b", "data-2")) == ["succeeded"] * 2
+    assert states(pipeline_with("b", "data-1", name="two")) == ["succeeded"] * 2
 
 
 @dsl.container_component
@@ -222,7 +192,8 @@ def test_an_imported_file_that_has_changed(states, tmp_path):
 
 
 def test_stages_of_one_run_that_are_alike_are_each_run(states):
-    alike = scripts(*["echo x >> notes"] * 2, chained=True)
+    # What a stage writes into the directory in which it starts would count as its code.
+    alike = scripts(*["echo x >> runs/notes"] * 2, chained=True)
     assert states(alike) == ["succeeded"] * 2
     assert states(alike) == ["cached"] * 2
 

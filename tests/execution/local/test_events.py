@@ -136,6 +136,7 @@ def test_the_form():
         "results": {"loss": 0.5, "text": "NaN"},
         "inputs": {},
         "started_at": None,
+        "code": "",
         "cached_from": "",
         "replicas": None,
         "files": [],

@@ -193,6 +193,23 @@ def test_a_run_says_what_differs(tmp_path):
     assert argument.startswith("the argument 'text' contains 'a$$b', which arrives as 'a$b'")
 
 
+def test_a_key_for_the_cache_is_found(tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        try:
+            write(x="a").set_caching_options(True, cache_key="v1")
+            write(x="b").set_caching_options(False)
+        except TypeError:
+            pytest.skip("this kfp has no keys for caching")
+
+    events = []
+    run(pipeline, output_dir=tmp_path, watch=Heard(on_event=events.append))
+    assert events[0].differs == (
+        "task 'write' is cached here by its cache_key 'v1', which backends up to KFP 2.17 ignore: they compare its "
+        "command and inputs. Leave it out, or change an input of the task with it.",
+    )
+
+
 @dsl.pipeline
 def recording(tracker_base: str):
     with dsl.ParallelFor(["a"]):

@@ -1,11 +1,10 @@
-"""The code on this machine that a command names. ``test_cached_stages`` tests the effect of changing it."""
+"""The files that a command names. ``test_stage_code`` and ``test_stale_code`` test the effect of changing them."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from torchx_kfp.execution.pipeline.used_files import code_here
+from torchx_kfp.execution.pipeline.used_files import Code, CodeFile, UsedFiles
 
 #: An import in each kind of block that a statement may have.
 BLOCKS = """
@@ -44,8 +43,14 @@ text = "unrelated"
 """
 
 
+def used(folder: Path, *words: str) -> Code:
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return UsedFiles({name: CodeFile(name, str(path), "") for name, path in files.items()}, ".").of([words], [])
+
+
 def names(folder: Path, *words: str) -> list[str]:
-    return [os.path.basename(stamp[0]) for stamp in code_here(words, str(folder), "")]
+    code = used(folder, *words)
+    return ["all"] if code.whole else [*code.files]
 
 
 def test_imports_in_blocks_of_every_kind(tmp_path: Path) -> None:
@@ -85,58 +90,68 @@ def test_imports_in_any_form(tmp_path: Path, program: str) -> None:
     assert names(tmp_path, "python", "train.py") == ["a.py", "train.py"]
 
 
-@pytest.mark.parametrize("program", ["important = a", "load(a)  # taken from a", "yield from a"])
+@pytest.mark.parametrize("program", ["important = b", "load(b)  # taken from a", "yield from b"])
 def test_what_is_not_an_import(tmp_path: Path, program: str) -> None:
-    (tmp_path / "a.py").touch()
-    assert names(tmp_path, "python", "-c", program) == []
-
-
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    (tmp_path / "package" / "folder.py").mkdir(parents=True)
-    (tmp_path / "package" / "a.py").write_text("import folder")
-    assert names(tmp_path, "python", "-m", "package", "package/folder.py") == ["a.py"]
+    (tmp_path / "b.py").touch()
+    (tmp_path / "train.py").write_text(program)
+    assert names(tmp_path, "python", "train.py") == ["train.py"]
 
 
 def test_all_of_a_package_but_not_what_else_is_in_its_folder(tmp_path: Path) -> None:
-    files = ("__init__.py", "a.py", "inner/__init__.py", "inner/b.py", "data/c.csv", "data-1/d.py", "__pycache__/e.py")
+    files = ("__init__.py", "a.py", "inner/__init__.py", "inner/b.py", "../data/c.csv", "../data-1/d.py")
     for name in files:
         (tmp_path / "package" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "package" / name).touch()
-    assert names(tmp_path, "python", "-m", "package") == ["__init__.py", "a.py", "__init__.py", "b.py"]
+    assert names(tmp_path, "python", "-m", "package") == [f"package/{name}" for name in sorted(files[:4])]
 
 
 def test_a_namespace_package_may_have_other_files(tmp_path: Path) -> None:
-    for name in ("app/main.py", "app/models/README.md", "app/models/v1/net.py"):
+    for name in ("app/main.py", "app/models/README.md", "app/models/v1/net.py", "other.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "app" / "main.py").write_text("from app.models.v1 import net")
-    assert names(tmp_path, "python", "-m", "app.main") == ["main.py", "net.py"]
+    assert names(tmp_path, "python", "-m", "app.main") == [
+        "app/main.py",
+        "app/models/README.md",
+        "app/models/v1/net.py",
+    ]
 
 
-def test_an_executable_that_a_script_calls(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text("echo 1\n./tool --quiet\n")
-    (tmp_path / "tool").touch()
-    assert names(tmp_path, "sh", "run.sh") == ["run.sh"]
-    (tmp_path / "tool").chmod(0o755)
-    assert sorted(names(tmp_path, "sh", "run.sh")) == ["run.sh", "tool"]
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sh", "run.sh"],
+        ["bash", "-c", "python -m a && python -m b"],
+        ["sh", "-c", "cd src; python a.py"],
+        ["make", "a.py"],
+        ["python", "-c", "print(1)"],
+        ["python", "."],
+        ["./a.py"],
+        ["python", "-m", "elsewhere", "a.py"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_followed_may_use_everything(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "a.py").touch()
+    assert names(tmp_path, *words) == ["all"]
 
 
-def test_all_modules_that_a_command_starts(tmp_path: Path) -> None:
-    for name in ("a.py", "b.py"):
-        (tmp_path / name).touch()
-    assert names(tmp_path, "bash", "-c", "python -m a && python -m b") == ["a.py", "b.py"]
+def test_what_was_counted_in_words(tmp_path: Path) -> None:
+    assert str(used(tmp_path, "make")) == "all 0 files of ."
+    for number in range(9):
+        (tmp_path / "package" / f"m{number}.py").parent.mkdir(exist_ok=True)
+        (tmp_path / "package" / f"m{number}.py").touch()
+    (tmp_path / "train.py").touch()
+    assert str(used(tmp_path, "python", "train.py")) == "train.py"
+    (tmp_path / "train.py").write_text("import package")
+    assert str(used(tmp_path, "python", "train.py")) == "train.py, package/ (9 files)"
+    assert str(used(tmp_path, "make")) == "all 10 files of ."
+    assert str(Code({f"/src/lib/{name}.py": "" for name in "abcdefghi"})) == "/src/lib (9 files)"
 
 
-def test_a_change_between_two_stages_of_a_run_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import first")
-    (tmp_path / "first.py").touch()
-    (tmp_path / "second.py").touch()
-    assert names(tmp_path, "python", "train.py") == ["first.py", "train.py"]
-    (tmp_path / "train.py").write_text("import second  # of another size")
-    assert names(tmp_path, "python", "train.py") == ["second.py", "train.py"]
-    before = code_here(["python", "train.py"], str(tmp_path), "")
-    os.utime(tmp_path / "second.py", (1, 1))
-    assert code_here(["python", "train.py"], str(tmp_path), "") != before
-    (tmp_path / "third.py").touch()
-    (tmp_path / "second.py").write_text("import third")
-    assert names(tmp_path, "python", "train.py") == ["second.py", "third.py", "train.py"]
+def test_this_package_names_no_files_of_its_users(tmp_path: Path) -> None:
+    (tmp_path / "torchx_kfp").mkdir()
+    (tmp_path / "torchx_kfp" / "tracking.py").write_text("import subprocess, data")
+    (tmp_path / "data.py").touch()
+    (tmp_path / "train.py").write_text("from torchx_kfp.tracking import current_run")
+    assert names(tmp_path, "python", "train.py") == ["torchx_kfp/tracking.py", "train.py"]

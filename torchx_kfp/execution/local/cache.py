@@ -2,36 +2,39 @@
 
 A stage has a key, which is equal for two stages that would produce the same outputs, as far as this can be determined.
 KFP's backend considers the image, the command and the values of the inputs, but not the environment; the code is in the
-image. Here, the environment counts as well, and so does the code that a process finds on this machine (see
-``pipeline.used_files``).
+image. Here, the environment counts as well, and so does the code that a process can use (see ``own_code``).
 
-Finished stages of earlier runs are small files in a folder, named by their keys. Several runs may use one folder at
-once.
+Finished stages of earlier runs are small files in a folder, named by their keys. Next to them is how each stage was run
+last, with the parts of its key, and the files of its code. Several runs may use one folder at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchx_kfp.common.safe_files import read_bytes, walk, write_file
-from torchx_kfp.contract import command, protocol
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.contract import protocol
+from torchx_kfp.errors import TrackerError, WorkspaceError
 from torchx_kfp.execution.local.given_keys import given_files
+from torchx_kfp.execution.local.own_code import LocalCode
 from torchx_kfp.execution.local.packages import local_state
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
-from torchx_kfp.execution.pipeline.used_files import AllFiles, code_here
-from torchx_kfp.execution.runs.events import StageFinished, decode, encode
+from torchx_kfp.execution.runs import events
+from torchx_kfp.execution.runs.events import StageFinished
 from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.stage_key import StageKey, digest_of, kept_value
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 #: folder, a digest of its files).
 Stamp: TypeAlias = tuple[str, int, int]
 #: The version of keys and entries, raised when older ones must not match any more.
-_VERSION = 3
+_VERSION = 4
 
 
 def stamp_of(path: str | os.PathLike[str]) -> Stamp:
@@ -68,86 +71,29 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
     return str(path), count, int.from_bytes(digest.digest()[:7], "big")
 
 
-def cache_key(plan: AttemptPlan, run: TaskRun, context: RunContext) -> str:
-    """Return the key of a stage in the cache, as hexadecimal digits; empty if it must not be taken from the cache.
-
-    It is empty if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses the
-    workspace (which differs in each run), and if there is more code than can be checked. A key that the author has
-    chosen (``set_caching_options``) replaces the command and inputs.
-    """
-    component, container = plan.component, plan.component.container
-    assert container is not None
-    if not run.task.caches or run.task.runs_always or _uses_workspace(plan):
-        return ""
-    try:
-        surroundings = _surroundings(plan, run, context)
-    except AllFiles:
-        return ""
-    outputs = {name: kind.title for name, kind in component.artifact_outputs.items()}
-    content: dict[str, Any] = {"version": _VERSION, "outputs": [dict(component.outputs), outputs]}
-    if run.task.cache_key:
-        content["chosen"] = run.task.cache_key
-    else:
-        content |= {
-            "image": container.image,
-            "command": container.words,
-            "environ": {name: text for name, text in plan.variables.items() if name != protocol.CODE_URL},
-            "inputs": {name: [_input(value), _artifact_stamps(value)] for name, value in plan.inputs.items()},
-            "surroundings": surroundings,
-        }
-    return _digest(content)
-
-
-def _surroundings(plan: AttemptPlan, run: TaskRun, context: RunContext) -> list[Any]:
-    """Return what else determines what a stage does.
-
-    Raises:
-        AllFiles: there is more code than can be checked.
-    """
-    if plan.container is not None:
-        assert context.containers is not None
-        files = given_files(plan.component, context.given, run.dag.inputs)
-        return ["container", context.containers.image_id(plan.image), sorted(map(str, context.options.mounts)), files]
-    directory, words = context.options.directory, command.decode(plan.words).words
-    installed = [local_state(install) for install in plan.python.installs] if plan.python is not None else []
-    stamps = code_here(words, directory, plan.environ.get("PYTHONPATH", ""))
-    if any(map(protocol.is_workspace, words)):  # its files take the place of those here
-        stamps = [stamp for stamp in stamps if not stamp[0].startswith(os.path.join(directory, ""))]
-    return ["process", directory, sys.prefix, sys.version, stamps, installed]
-
-
-def _uses_workspace(plan: AttemptPlan) -> bool:
-    container, facts = plan.component.container, plan.facts
-    assert container is not None
-    paths = [item.path for value in facts.input_artifacts.values() for item in artifacts_in(value)]
-    texts = (*container.words, *map(str, parameters_of(plan.inputs).values()), *paths)
-    return any(path in text for path in (WORKSPACE, facts.workspace) for text in texts)
-
-
-def _digest(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _input(value: Any) -> Any:
-    if not is_artifact(value):
-        return {"value": value}
-    return [(artifact.type.title, artifact.uri, dict(artifact.metadata)) for artifact in artifacts_in(value)]
-
-
-def _artifact_stamps(value: Any) -> list[Any]:
-    """Return stamps of artifacts that are files here: one that no stage wrote (an importer's) may have changed."""
-    stamps: list[Any] = []
-    for artifact in artifacts_in(value):
-        try:
-            stamps.append(stamp_of(artifact.path) if artifact.is_here else None)
-        except (OSError, ValueError):
-            stamps.append(None)
-    return stamps
-
-
 #: The cache's name in an output folder. The dot distinguishes it from runs.
 FOLDER = ".cache"
+#: Folders in it: how stages were run last, and the files of their code.
+_LAST, _CODE = "last", "code"
+#: A file in it: the paths that stages have written and registered as artifacts.
+_WRITTEN = "written.json"
+
+
+@dataclass(frozen=True)
+class LastExecution:
+    """How a stage was run last.
+
+    Attributes:
+        run_id: the run.
+        state: how it ended.
+        parts: the parts of its key then.
+        files: the files of its code.
+    """
+
+    run_id: str
+    state: State
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cache:
@@ -156,23 +102,81 @@ class Cache:
     Args:
         folder: the folder.
         run_id: the run that asks: stages of one run never reuse each other's results.
+        pipeline: the name of its pipeline.
+        code: finds the code of its stages; None if none is asked for.
         directory: the directory in which stages run. Relative tracker bases are relative to it.
+        warn: gets a sentence about code that cannot be checked.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], run_id: str, directory: str = "") -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        run_id: str,
+        pipeline: str = "",
+        code: LocalCode | None = None,
+        directory: str = "",
+        warn: Callable[[str], object] = str,
+    ) -> None:
         self.folder = Path(folder)
-        self._run_id, self._directory = run_id, directory
+        self._run_id, self._pipeline, self._directory = run_id, pipeline, directory
+        self._code = code
+        self._warn = functools.cache(warn)  # each sentence once
         self._recorded: dict[tuple[str, str], frozenset[str]] = {}
+        self._stamp = functools.cache(_stamp_if_there)
+        self._stored: set[str] = set()
+        self._written = self._read_written()
+        if code is not None:
+            code.written = self._written
 
-    def get(self, key: str) -> StageResult | None:
+    def key(self, plan: AttemptPlan, run: TaskRun, context: RunContext) -> StageKey | None:
+        """Return the key of a stage; None if it must not be taken from the cache.
+
+        That is if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses KFP's
+        workspace (which differs in each run), and if there is more code than can be checked. A key that the author has
+        chosen (``set_caching_options``) replaces everything but the pipeline and the component: so it does in KFP's
+        ``driver/cache.go`` after 2.17.
+        """
+        component, container = plan.component, plan.component.container
+        assert container is not None
+        if not run.task.caches or run.task.runs_always or _uses_workspace(plan):
+            return None
+        if run.task.cache_key:
+            chosen = {"pipeline": self._pipeline, "component": component.name, "cache_key": run.task.cache_key}
+            return StageKey({"version": _VERSION, **chosen})
+        variables = {name: text for name, text in plan.variables.items() if name != protocol.CODE_URL}
+        parts: dict[str, Any] = {
+            "version": _VERSION,
+            "image": container.image,
+            "command": container.words,
+            "outputs": [dict(component.outputs), {name: it.title for name, it in component.artifact_outputs.items()}],
+            "variables": {name: digest_of(it) if name in plan.secrets else it for name, it in variables.items()},
+            "inputs": {name: kept_value(self._input(value)) for name, value in plan.inputs.items()},
+        }
+        if plan.container is not None:
+            assert context.containers is not None
+            parts["image here"] = context.containers.image_id(plan.image)
+            parts["mounts"] = sorted(map(str, context.options.mounts))
+            parts["secrets"] = digest_of(given_files(plan.component, context.given, run.dag.inputs))
+            return StageKey(parts)
+        assert self._code is not None
+        try:
+            code = self._code.of(plan)
+        except WorkspaceError as error:
+            self._warn(f"The stages that use its files are not cached: {error}")
+            return None
+        parts |= {"directory": context.options.directory, "interpreter": f"{sys.prefix} {sys.version}"}
+        parts["packages"] = [local_state(install) for install in plan.python.installs] if plan.python else []
+        return StageKey(_without(parts, self._code.workspaces_of(plan)), code)
+
+    def get(self, key: StageKey) -> StageResult | None:
         """Return the stage of another run that was last stored under the key, with ``cached_from`` set.
 
         Return None if there is none, if its log, a file of its artifacts or a result has been removed or changed since,
         and if the entry cannot be read.
         """
         try:
-            entry = json.loads(read_bytes(str(self._path(key)), limit=LONGEST_LINE))
-            event = decode(entry["stage"])
+            entry = json.loads(read_bytes(str(self._path(key.digest)), limit=LONGEST_LINE))
+            event = events.decode(entry["stage"])
             if not isinstance(event, StageFinished) or entry["files"] != _stamps(stamp[0] for stamp in entry["files"]):
                 return None
             found = dataclasses.replace(event.result, cached_from=str(entry["run_id"]))
@@ -180,34 +184,84 @@ class Cache:
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
 
-    def put(self, key: str, result: StageResult) -> None:
-        """Store a stage of the run if it and its application have succeeded, in place of any earlier entry.
+    def put(self, key: StageKey | None, result: StageResult, written: Collection[str] = ()) -> None:
+        """Store how a stage of the run has ended; if it and its application have succeeded, in place of earlier ones.
+
+        Args:
+            key: its key; without one, it is not stored.
+            result: how it has ended.
+            written: the paths that it has written and registered as artifacts. They are not the code of any stage.
 
         A full disk, a folder that cannot be written and a file that goes meanwhile are not errors: the stage runs
         again next time.
         """
-        if result.state is not State.SUCCEEDED or (result.results and result.results.get(protocol.EXIT_CODE)):
-            return
-        path = self._path(key)
+        if self._code is not None:
+            self._code.look_again()
         # The files may change meanwhile: other processes write what a stage has registered.
         with contextlib.suppress(OSError):
-            entry: dict[str, Any] = {
-                "run_id": self._run_id,
-                "files": _stamps(path for path in _paths(result) if os.path.exists(path)),
-                "stage": encode(StageFinished(result)),
-            }
-            for folder in (self.folder, path.parent):
-                folder.mkdir(0o700, parents=True, exist_ok=True)
-            write_file(path, json.dumps(entry).encode(), durable=False, permissions=0o600)
+            if not self._written.issuperset(written):
+                self._written.update(written, self._read_written())
+                self._write(self.folder / _WRITTEN, sorted(filter(os.path.exists, self._written)))
+            if key is None:
+                return
+            files = {} if key.code is None else key.code.files
+            code = "" if key.code is None else key.code.digest
+            if code and code not in self._stored:
+                self._write(self._path(code, _CODE), files)
+                self._stored.add(code)
+            last = {"run_id": self._run_id, "state": result.state, "parts": key.parts, "code": code}
+            self._write(self._last_path(result.name), last)
+            if result.state is State.SUCCEEDED and not (result.results and result.results.get(protocol.EXIT_CODE)):
+                stamps = _stamps(path for path in _paths(result) if os.path.exists(path))
+                stage = events.encode(StageFinished(result))
+                self._write(self._path(key.digest), {"run_id": self._run_id, "files": stamps, "stage": stage})
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: StageKey | None) -> None:
         """Forget a stage that turned out to be wrong."""
-        if key:
-            self._path(key).unlink(missing_ok=True)
+        if key is not None:
+            self._path(key.digest).unlink(missing_ok=True)
 
-    def _path(self, key: str) -> Path:
+    def _read_written(self) -> set[str]:
+        with contextlib.suppress(OSError, ValueError, RecursionError, TypeError):
+            return set(map(str, json.loads(read_bytes(str(self.folder / _WRITTEN), limit=LONGEST_LINE))))
+        return set()
+
+    def last(self, stage: str) -> LastExecution | None:
+        """Return how a stage of the pipeline was run last, if that is known; it may not have been cached."""
+        try:
+            found = json.loads(read_bytes(str(self._last_path(stage)), limit=LONGEST_LINE))
+            code = self._path(found["code"], _CODE) if found["code"] else None
+            files = {} if code is None else json.loads(read_bytes(str(code), limit=LONGEST_LINE))
+            return LastExecution(str(found["run_id"]), State(found["state"]), dict(found["parts"]), dict(files))
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            return None
+
+    def _path(self, digest: str, kind: str = "") -> Path:
         # Entries are spread over several folders, since there may be many.
-        return self.folder / key[:2] / f"{key}.json"
+        return self.folder / kind / digest[:2] / f"{digest}.json"
+
+    def _last_path(self, stage: str) -> Path:
+        return self._path(digest_of([self._pipeline, stage]), _LAST)
+
+    def _write(self, path: Path, content: Any) -> None:
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
+        for folder in reversed([each for each in path.parents if self.folder in each.parents]):
+            folder.mkdir(0o700, exist_ok=True)
+        write_file(path, json.dumps(content, default=str).encode(), durable=False, permissions=0o600)
+
+    def _input(self, value: Any) -> Any:
+        if not is_artifact(value):
+            return value
+        # An artifact that no stage wrote (an importer's) may have changed.
+        return [
+            (
+                artifact.type.title,
+                artifact.uri,
+                dict(artifact.metadata),
+                artifact.is_here and self._stamp(artifact.path),
+            )
+            for artifact in artifacts_in(value)
+        ]
 
     def _has_records(self, result: StageResult) -> bool:
         """Tell whether the results that the stage recorded, and the artifacts that it stored, are still there.
@@ -230,6 +284,30 @@ class Cache:
         except TrackerError:
             return False
         return urls <= there and (not result.results or run_id in self._recorded[place])
+
+
+def _without(value: Any, urls: Collection[str]) -> Any:
+    """Return a value without the URLs of workspaces: each change of any file gives one another."""
+    if isinstance(value, str):
+        return "the workspace" if value in urls else value
+    if isinstance(value, dict):
+        return {name: _without(each, urls) for name, each in value.items()}
+    return [_without(each, urls) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _stamp_if_there(path: str) -> Stamp | None:
+    try:
+        return stamp_of(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _uses_workspace(plan: AttemptPlan) -> bool:
+    container, facts = plan.component.container, plan.facts
+    assert container is not None
+    paths = [item.path for value in facts.input_artifacts.values() for item in artifacts_in(value)]
+    texts = (*container.words, *map(str, parameters_of(plan.inputs).values()), *paths)
+    return any(path in text for path in (WORKSPACE, facts.workspace) for text in texts)
 
 
 def _paths(result: StageResult) -> list[str]:

@@ -27,6 +27,7 @@ from torchx_kfp.execution.pipeline.spec import (
 )
 from torchx_kfp.execution.pipeline.walk import StageNames
 from torchx_kfp.execution.runs.reasons import MOST_NAMED
+from torchx_kfp.execution.runs.stage_key import StageKey
 from torchx_kfp.execution.runs.vocabulary import State
 
 
@@ -55,8 +56,8 @@ class TaskRun:
         self.started = 0.0
         self.started_at: float | None = None
         self.replicas: int | None = None
-        #: The stage's key in the cache.
-        self.cache_key = ""
+        #: The stage's key in the cache, if it has one.
+        self.key: StageKey | None = None
 
     @property
     def retry_left(self) -> Retry | None:

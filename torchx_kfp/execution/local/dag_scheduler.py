@@ -26,7 +26,7 @@ from typing import Any
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
-from torchx_kfp.execution.local.cache import Cache, cache_key
+from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
     LoopProgress,
@@ -386,7 +386,7 @@ class Scheduler:
             return False
         run = self._waiting.popleft()
         plan = self._plan(run)
-        if plan is not None and (run.tries or without_indices(run.name) in self._fresh or not self._recall(run)):
+        if plan is not None and (run.tries or not self._recall(run, plan)):
             self._start(run, plan)
         return True
 
@@ -395,17 +395,20 @@ class Scheduler:
         try:
             pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
             plan = plan_attempt(run, self._context, pod_name)
-            run.cache_key = cache_key(plan, run, self._context) if self._cache is not None else ""
         except Exception as error:  # whatever it is, other tasks go on
             self._fail(run, error)
             return None
         return plan
 
-    def _recall(self, run: TaskRun) -> bool:
-        """Tell whether the cache has the stage, and if so, end it with the result that is there."""
-        if self._cache is None or not run.cache_key:
+    def _recall(self, run: TaskRun, plan: AttemptPlan) -> bool:
+        """Tell whether the stage need not run, and if so, end it with its earlier result."""
+        if self._cache is None:
             return False
-        found = self._ask(run, partial(self._cache.get, run.cache_key))
+        try:
+            found = self._ask(run, partial(self._look_up, self._cache, run, plan))
+        except Exception as error:  # whatever it is, other tasks go on
+            self._fail(run, error)
+            return True
         if stop := self._stop_of(run):
             self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
             return True
@@ -413,6 +416,12 @@ class Scheduler:
             found = dataclasses.replace(found, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time())
             self._end(run, dataclasses.replace(found, name=run.name, task=run.task.name))
         return found is not None
+
+    def _look_up(self, cache: Cache, run: TaskRun, plan: AttemptPlan) -> StageResult | None:
+        """Return what the cache has for a stage. This is not in the scheduler's thread: files and stores are read."""
+        run.key = cache.key(plan, run, self._context)
+        is_fresh = without_indices(run.name) in self._fresh
+        return cache.get(run.key) if run.key is not None and not is_fresh else None
 
     def _ask(self, run: TaskRun, get: Callable[[], StageResult | None]) -> StageResult | None:
         """Return what a store has for a stage. The store may be silent: meanwhile, a signal can end the run."""
@@ -483,6 +492,7 @@ class Scheduler:
             attempts=self._attempts[run.name],
             started_at=run.started_at,
             replicas=run.replicas,
+            code="" if run.key is None or run.key.code is None else str(run.key.code),
         )
         if result.reason and (retry := run.retry_left) is not None and not self._stop_of(run) and not clash:
             delay = retry.delay(run.tries)
@@ -493,8 +503,8 @@ class Scheduler:
             self._later(delay, lambda: self._try_again(run))
             return
         self._end(run, result)
-        if self._cache is not None and run.cache_key:
-            self._cache.put(run.cache_key, self._results[run.name])
+        if self._cache is not None:
+            self._cache.put(run.key, self._results[run.name], running.attempt.written)
 
     def _clash(self, running: _Running) -> str:
         """Return why artifacts of an attempt may be those of another one, which ran at the same time; empty if not."""
@@ -504,7 +514,7 @@ class Scheduler:
             others.append(running)
             for other in at_once:
                 if self._cache is not None:
-                    self._cache.remove(other.run.cache_key)
+                    self._cache.remove(other.run.key)
             if at_once:
                 return (
                     f"wrote and registered {path}, and so did {at_once[0].run.name} at the same time: either may have "

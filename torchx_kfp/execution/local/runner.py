@@ -24,6 +24,7 @@ from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, 
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
+from torchx_kfp.execution.local.own_code import LocalCode
 from torchx_kfp.execution.local.preflight import check_bases, check_code, check_supported, find_not_applied
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 from torchx_kfp.execution.model.findings import Finding
@@ -238,7 +239,7 @@ def _execute(
         watch.on_event(event)
 
     options = context.options
-    cache = Cache(folder.parent / CACHE_FOLDER, run_id, options.directory) if options.cache else None
+    cache = _cache_of(prepared, context, watch) if options.cache else None
     has_gpus = context.containers is not None and context.containers.engine.has_gpus
     not_applied = find_not_applied(pipeline, arguments, context.given, options.mounts, has_gpus=has_gpus)
     started = time.monotonic()
@@ -270,6 +271,17 @@ def _execute(
     if lines.error is not None:
         raise lines.error
     return state.result()
+
+
+def _cache_of(prepared: PreparedRun, context: RunContext, watch: Watch) -> Cache:
+    """Return the cache in the folder of runs. What runs write is not the code of stages."""
+    runs = context.folder.parent
+    bases = [prepared.values.get(TRACKER_BASE_PARAMETER), *prepared.bases]
+    folders = [os.path.join(context.options.directory, base) for base in bases if isinstance(base, str)]
+    workspaces = {packed.url: packed.entries for packed in prepared.workspaces.values()}
+    code = LocalCode(context.options.directory, [str(runs), context.constants["workspace_path"], *folders], workspaces)
+    name = prepared.pipeline.name
+    return Cache(runs / CACHE_FOLDER, context.run_id, name, code, context.options.directory, watch.on_warning)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from typing import Any
 
 from torchx_kfp.common.text import joined
 from torchx_kfp.contract.inputs import REWRITTEN_AFTER_DOLLAR, large_character
+from torchx_kfp.contract.protocol import CODE_URL, STAGE_INPUTS
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.execution.model.distributed import of_launcher
 from torchx_kfp.execution.model.findings import Finding, Kind
@@ -179,12 +180,20 @@ def _settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     for text in _texts_in(dict(component.platform)):
         yield from (found for found in _text("a setting of its pod", text, {}) if found[0] is Kind.FAILS)
     yield from _text("its display name", task.display_name, {})
-    if component.container is not None and component.container.env and task.caches:
-        names = joined([name for name, _ in component.container.env])
+    if task.caches and task.cache_key:
         yield (
             Kind.CHANGED,
-            f"sets {names} on the task, which KFP's cache does not look at: after a change, the stage returns its "
-            "earlier outputs there. Pass it as an argument (variables of an AppDef count), or turn off its cache",
+            f"is cached here by its cache_key {_shown(task.cache_key)}, which backends up to KFP 2.17 ignore: they "
+            "compare its command and inputs. Leave it out, or change an input of the task with it",
+        )
+    variables = component.container.env if component.container is not None else ()
+    # The code of a stage is part of its command: see ``runs.stage_code``.
+    names = [name for name, _ in variables if name not in (CODE_URL, STAGE_INPUTS)]
+    if names and task.caches:
+        yield (
+            Kind.CHANGED,
+            f"sets {joined(names)} on the task, which KFP's cache does not look at: after a change, the stage returns "
+            "its earlier outputs there. Pass it as an argument (variables of an AppDef count), or turn off its cache",
         )
     taken = [name for name, parameter in component.inputs.items() if parameter.type == "TASK_CONFIG"]
     if taken and not component.facts.replica_roles:

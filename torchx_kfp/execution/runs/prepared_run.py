@@ -128,7 +128,9 @@ def prepare(
         if folder is not None:
             url = {WORKSPACE_PARAMETER: workspaces[folder].url}
             arguments, values = {**arguments, **url}, {**values, **url}
-        pipeline = name_code(pipeline, values, None if folder is None else workspaces[folder].archive)
+        # On this machine, the cache looks at the files themselves.
+        archive = workspaces[folder].archive if folder is not None and directory is None else None
+        pipeline = name_code(pipeline, values, archive)
         base = values.get(TRACKER_BASE_PARAMETER)
         needs_base = workspaces or values.get(WORKSPACE_PARAMETER)
         if directory is not None and needs_base and isinstance(base, str) and base:

@@ -76,6 +76,8 @@ class StageResult:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     #: The time at which the first attempt started, in seconds since the epoch.
     started_at: float | None = None
+    #: The code that counts for the cache on this machine, in words: ``train.py, data.py``; empty if none does.
+    code: str = ""
     #: The run from which a cached stage's outputs are taken.
     cached_from: str = ""
     #: How many replicas a distributed stage has; None for other stages, and if it ended before they were started.

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
-import re
-import shlex
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.contract.carried.workspace import content, members, unpack
@@ -30,24 +27,15 @@ from torchx_kfp.contract.protocol import CODE_URL, WORKSPACE_PARAMETER, code_nam
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import Constant, Pipeline
-from torchx_kfp.execution.pipeline.used_files import AllFiles, UsedFiles, names_of_modules
+from torchx_kfp.execution.pipeline.used_files import Code, CodeFile, UsedFiles
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages
-
-#: Programs whose words tell what they run: Python, and those that start it.
-_PYTHON = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed")
-#: Packages whose modules start what follows, and use nothing else of a workspace.
-_STARTERS = frozenset(("torch", "accelerate", "deepspeed", "torchx_kfp"))
-_MODULE = re.compile(r"-{1,2}(?:[a-zA-Z]*m|module)")
-_SHELLS = ("sh", "bash")
-#: This folder, or one around it, or a program elsewhere.
-_ELSEWHERE = re.compile(r"(?:.*=)?\.{1,2}(?:/\.{0,2})*|/.*\.py")
 
 
 def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes | None) -> Pipeline:
     """Return the pipeline with names of code where the URL that its parameter ``workspace`` has would be filled in.
 
     Args:
-        pipeline: a compiled pipeline. That in the folder of a run has names already, of that run's code.
+        pipeline: a compiled pipeline. That of a run on a host has names already, of that run's code.
         arguments: the values of all parameters.
         archive: the workspace with that URL. Without it, stages that have a name for other code get the URL.
     """
@@ -62,7 +50,7 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
             if name := _input_to_name(stage, url, is_at_hand=workspace is not None):
                 place = stage.scope.name, stage.task.name
                 files = found.setdefault(place, (name, set()))[1]
-                files.update(() if workspace is None else workspace.files_of(stage, arguments))
+                files.update(() if workspace is None else workspace.code_of(stage, arguments).files)
                 executors.add(stage.component.name)
     if not found:
         return pipeline
@@ -101,17 +89,21 @@ def _unpacked(archive: bytes) -> Iterator[_Workspace]:
 
 
 class _Workspace:
-    """The files of a workspace, unpacked; ``files`` has what identifies each, by its name."""
+    """The files of a workspace, unpacked."""
 
     def __init__(self, archive: bytes, folder: str) -> None:
         """Unpack the archive into an empty folder, whose path has no links."""
         unpack(archive, folder)
-        self.files = {member.name: _fingerprint(archive, member) for member in members(archive)}
-        self._used = UsedFiles(folder, {member.name: member.linkname for member in members(archive)})
-        self._found: dict[tuple[str, ...], set[str]] = {}
+        self.files = {
+            member.name: CodeFile(
+                member.name, os.path.join(folder, member.name), _fingerprint(archive, member), member.linkname
+            )
+            for member in members(archive)
+        }
+        self._used = UsedFiles(self.files, "the workspace")
 
-    def files_of(self, stage: ScopedTask, arguments: Mapping[str, Any] | None = None) -> set[str]:
-        """Return the names of the files that a stage may use.
+    def code_of(self, stage: ScopedTask, arguments: Mapping[str, Any] | None = None) -> Code:
+        """Return the code of a stage.
 
         Args:
             stage: the stage.
@@ -121,30 +113,11 @@ class _Workspace:
         programs = [decode(words).application for words, _ in roles] or [stage.facts.application]
         variables = [*stage.variables, *(pair for _, env in roles for pair in env.items())]
         values = [value for name, value in variables if name != CODE_URL]
-        key = (*map(shlex.join, programs), *values, *_items(stage, arguments or {}))
-        if key not in self._found:
-            try:
-                if not all(map(self._is_known, programs)):
-                    raise AllFiles
-                self._found[key] = self._used.of(key)
-            except AllFiles:
-                self._found[key] = {*self.files}
-        return self._found[key]
-
-    def _is_known(self, program: Sequence[str]) -> bool:
-        """Tell whether a program is Python, and its words say what it starts, which is in the workspace."""
-        words = _python_words(program)
-        if any(map(_ELSEWHERE.fullmatch, words)):
-            return False
-        modules = [after.partition(".")[0] for word, after in itertools.pairwise(words) if _MODULE.fullmatch(word)]
-        others = [module for module in modules if module not in _STARTERS]
-        if any(not self._used.has_module(module) for module in others):
-            return False
-        return any(map(self._used.has_module, names_of_modules(shlex.join(words))))
+        return self._used.of(programs, [*values, *_items(stage, arguments or {})])
 
     def name_of(self, files: Iterable[str]) -> str:
         """Return the name of the code in these files."""
-        text = "\n".join(f"{name} {self.files[name]}" for name in sorted(files))
+        text = "\n".join(f"{name} {self.files[name].fingerprint}" for name in sorted(files))
         return code_name(hashlib.sha256(text.encode()).hexdigest())
 
 
@@ -165,18 +138,3 @@ def _fingerprint(archive: bytes, member: tarfile.TarInfo) -> str:
     if member.issym():
         return f"link {member.linkname}"
     return f"{member.mode:o} {hashlib.sha256(content(archive, member)).hexdigest()}"
-
-
-def _python_words(program: Sequence[str]) -> Sequence[str]:
-    """Return the command line of a program that runs Python; none if it may run something else."""
-    words = list(program)
-    if len(words) > 2 and os.path.basename(words[0]) in _SHELLS and words[1] in ("-c", "-ec"):
-        if re.search(r"[;|&<>`()\n]|PWD|~", words[2]):
-            return []
-        try:
-            words = [*shlex.split(words[2]), *words[3:]]
-        except ValueError:
-            return []
-    while words and (os.path.basename(words[0]) == "env" or "=" in words[0]):
-        del words[0]
-    return words if words and _PYTHON.fullmatch(os.path.basename(words[0])) else []

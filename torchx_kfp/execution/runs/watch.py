@@ -185,6 +185,7 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
         }
         lines += _values(stage.name, "output", {**stage.outputs, **artifacts})
         lines += _values(stage.name, "result", stage.results or {})
+        lines += [f"{stage.name}   code: {stage.code}"] if stage.code else []
     return lines
 
 

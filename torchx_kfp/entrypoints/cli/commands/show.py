@@ -28,6 +28,7 @@ from torchx_kfp.entrypoints.cli.lineage import show_lineage
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.entrypoints.cli.recorded import titled
 from torchx_kfp.errors import ArgumentError, NotRecordedError, TrackerError, UnknownRunError
+from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.tracking.curves import Curve
 from torchx_kfp.tracking.recorder import Artifact, Code, Search, describe_code
@@ -191,6 +192,7 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
                 "inputs": stage.inputs,
                 "results": stage.measures,
                 "reason": stage.reason,
+                "code": stage.code,
             }
             for stage in result.stages
         ]
@@ -210,10 +212,12 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
     said = {TRACKER_BASE_PARAMETER} if base else set()
     if recorded.code:
         said.add(WORKSPACE_PARAMETER)
+    of_stages = ((without_indices(stage.name), stage.code) for stage in result.stages)
     whole = [
         *(("run", name, value) for name, value in facts.items() if value),
         *(("parameter", name, show_value(value)) for name, value in record.arguments.items() if name not in said),
         *_code(recorded.code),
+        *(("code", name, code) for name, code in dict.fromkeys(of_stages) if code),
     ]
     print_facts(whole, above=f"Run {record.run_id}")
     print_text("")

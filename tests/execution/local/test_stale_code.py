@@ -1,0 +1,362 @@
+"""No change of code leaves a stage with an old result, however the stage finds its code; others stay cached.
+
+Of what a stage may use nothing is missed: what cannot be followed uses all files of the directory.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from tests.facts import says
+from torchx_kfp import Stages
+from torchx_kfp.errors import WorkspaceError
+from torchx_kfp.execution.runs.events import StageFinished
+from torchx_kfp.execution.runs.watch import messages
+from torchx_kfp.local import RunResult, State, Watch, attach, run
+from torchx_kfp.tracking import workspaces
+
+#: The commands of stages, the variables of their AppDefs, and the files that they use.
+STAGES: dict[str, tuple[Sequence[str], dict[str, str], dict[str, str]]] = {
+    "script": (["python", "m0.py"], {}, {"m0.py": "print('V1')"}),
+    "sh-cd": (["sh", "-c", "cd d1 && python m1.py"], {}, {"d1/m1.py": "print('V1')"}),
+    "bash-cd": (["bash", "-c", "set -e; cd d2; python m2.py"], {}, {"d2/m2.py": "print('V1')"}),
+    "pushd": (["bash", "-c", "pushd d3 >/dev/null; python m3.py"], {}, {"d3/m3.py": "print('V1')"}),
+    "subshell": (["sh", "-c", "(cd d4; exec python m4.py)"], {}, {"d4/m4.py": "print('V1')"}),
+    "script-with-cd": (["sh", "run5.sh"], {}, {"run5.sh": "cd d5; python m5.py", "d5/m5.py": "print('V1')"}),
+    "make": (["make", "-s", "train"], {}, {"Makefile": "train:\n\tpython m6.py", "m6.py": "print('V1')"}),
+    "pythonpath": (
+        ["python", "s0.py"],
+        {"PYTHONPATH": "lib0"},
+        {"lib0/h0.py": "V = 'V1'", "s0.py": "import h0\nprint(h0.V)"},
+    ),
+    "env-command": (
+        ["env", "PYTHONPATH=lib1", "python", "s1.py"],
+        {},
+        {"lib1/h1.py": "V = 'V1'", "s1.py": "import h1\nprint(h1.V)"},
+    ),
+    "sh-assignment": (
+        ["sh", "-c", "PYTHONPATH=lib2 python s2.py"],
+        {},
+        {"lib2/h2.py": "V = 'V1'", "s2.py": "import h2\nprint(h2.V)"},
+    ),
+    "dunder-import": (["python", "s3.py"], {}, {"h3.py": "V = 'V1'", "s3.py": "print(__import__('h3').V)"}),
+    "importlib": (
+        ["python", "s4.py"],
+        {},
+        {"h4.py": "V = 'V1'", "s4.py": "import importlib\nprint(importlib.import_module('h4').V)"},
+    ),
+    **{
+        f"names-{suffix}": (["python", "r.py", f"f.{suffix}"], {}, {f"f.{suffix}": "V1"})
+        for suffix in (
+            *(
+                "yaml",
+                "toml",
+                "ini",
+                "sql",
+                "ipynb",
+                "json",
+                "jsonl",
+                "conf",
+                "properties",
+                "env",
+                "xml",
+                "txt",
+                "args",
+            ),
+            *("j2", "tf"),
+        )
+    },
+    "names-no-suffix": (["python", "r.py", "noext"], {}, {"noext": "V1"}),
+    "names-at-file": (["python", "r.py", "@g.args"], {}, {"g.args": "V1"}),
+    "named-in-code": (
+        ["python", "j.py"],
+        {},
+        {"j.py": "print(open('settings/one.json').read().strip())", "settings/one.json": "V1"},
+    ),
+    "outside": (
+        ["python", "../outside.py"],
+        {},
+        {"../outside.py": "import beside\nprint(beside.V)", "../beside.py": "V = 'V1'"},
+    ),
+}
+FILES = {name: text for _, _, files in STAGES.values() for name, text in files.items()}
+FILES |= {"r.py": "import sys\nprint(open(sys.argv[1].lstrip('@')).read().strip())", "lib9/h9.py": "V = 'V1'"}
+
+
+@dsl.component(base_image="python:3.11")
+def inserted() -> str:
+    import sys
+
+    sys.path.insert(0, "lib9")
+    import h9
+
+    print(h9.V)
+    return h9.V
+
+
+@dsl.pipeline(name="stale")
+def stale(tracker_base: str) -> None:
+    stages = Stages(tracker_base=tracker_base)
+    for name, (command, env, _) in STAGES.items():
+        stages.task(AppDef(name, [Role("r", image="x", entrypoint=command[0], args=[*command[1:]], env=env)]))
+    inserted()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    return project
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
+def ran(pipeline: Any, **options: Any) -> RunResult:
+    watch = options.pop("watch", Watch())
+    result = run(pipeline, {"tracker_base": "results"}, output_dir="runs", watch=watch, **options)
+    result.raise_for_failure()
+    return result
+
+
+def states(result: RunResult) -> dict[str, str]:
+    return {stage.name: str(stage.state) for stage in result.stages}
+
+
+def test_every_stage_has_the_result_of_the_code_as_it_is(project: Path) -> None:
+    write(project, FILES)
+    first = ran(stale)
+    assert {stage.name: stage.last_lines(1) for stage in first.stages} == {
+        name: ["V1"] for name in (*STAGES, "inserted")
+    }
+    assert set(states(ran(stale)).values()) == {"cached"}
+    write(project, {name: text.replace("V1", "V2") for name, text in FILES.items() if "V1" in text})
+    assert {stage.name: stage.last_lines(1) for stage in ran(stale).stages} == {
+        name: ["V2"] for name in (*STAGES, "inserted")
+    }
+
+
+def test_only_what_may_use_a_file_runs_again(project: Path) -> None:
+    write(project, {name: text for name, text in FILES.items() if not name.startswith("..")})
+    files = {"train.py": "import data", "evaluate.py": "import data", "data.py": "", "NOTES.md": "", "old/x.csv": ""}
+    write(project, files)
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        for name, *command in (
+            ("train", "python", "train.py"),
+            ("evaluate", "python", "-m", "evaluate"),
+            ("make", "true"),
+        ):
+            stages.task(AppDef(name, [Role("r", image="x", entrypoint=command[0], args=command[1:])]))
+
+    first = ran(pipeline)
+    assert [first[name].code for name in ("train", "evaluate")] == ["data.py, train.py", "data.py, evaluate.py"]
+    assert first["make"].code.startswith("all ")
+    for changed, again in (
+        ("train.py", {"train", "make"}),
+        ("NOTES.md", {"make"}),
+        ("old/x.csv", {"make"}),
+        ("new.py", {"make"}),
+        ("data.py", {"train", "evaluate", "make"}),
+    ):
+        with (project / changed).open("a") as file:
+            file.write("# changed\n")
+        found = states(ran(pipeline))
+        assert {name for name, state in found.items() if state == "succeeded"} == again, changed
+        assert set(states(ran(pipeline)).values()) == {"cached"}, changed
+
+
+def test_the_code_that_was_counted_is_shown(project: Path) -> None:
+    write(project, {"train.py": "import data", "data.py": ""})
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        train = AppDef("train", [Role("r", image="x", entrypoint="python", args=["train.py"])])
+        Stages(tracker_base=tracker_base).task(train)
+
+    for _ in range(2):
+        result = ran(pipeline)
+        words = [sys.executable, "-m", "torchx_kfp", "show", "latest", "--output-dir", "runs"]
+        shown = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert re.search(r"code +train +data.py, train.py\n", shown.stdout), shown.stderr
+        lines = messages(StageFinished(result["train"]), verbose=True)
+        assert "train   code: data.py, train.py" in lines
+        assert "<dt>code</dt><dd>data.py, train.py</dd>" in attach(output_dir="runs").report().read_text()
+
+
+def test_what_is_not_code(project: Path) -> None:
+    """Git and ``.torchxignore`` say what; runs and results are never code."""
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        Stages(tracker_base=tracker_base).task(AppDef("make", [Role("r", image="x", entrypoint="true")]))
+
+    subprocess.run(["git", "init", "-q"], check=True)
+    write(
+        project, {".gitignore": "ignored", "ignored/x.py": "", "m.py": "", "venv/pyvenv.cfg": "", "venv/lib/x.py": ""}
+    )
+    assert ran(pipeline)["make"].code == "all 2 files of ."
+    write(project, {"ignored/x.py": "1", "ignored/y.py": "1", "venv/lib/x.py": "1"})
+    assert ran(pipeline)["make"].state is State.CACHED
+    write(project, {".torchxignore": "/*\n!/lib"})
+    assert ran(pipeline)["make"].state is State.SUCCEEDED
+    write(project, {"m.py": "1"})
+    assert ran(pipeline)["make"].state is State.CACHED
+
+
+def test_what_a_stage_writes_for_the_next_one(project: Path) -> None:
+    """Code that it makes counts at once; what it writes into a folder of its run does not."""
+    make = (
+        "mkdir -p outputs/$TORCHX_JOB_ID; date > outputs/$TORCHX_JOB_ID/made.csv; "
+        'echo "V = $1" > new; cmp -s new generated.py || cp new generated.py; rm new'
+    )
+    write(project, {"train.py": "import generated\nprint(generated.V, 'outputs', 'made.csv')"})
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str, value: int) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        role = Role("r", image="x", entrypoint="sh", args=["-c", make, "sh", f"{value}"])
+        made = stages.task(AppDef("make", [role]), cache=False)
+        stages.task(AppDef("train", [Role("r", image="x", entrypoint="python", args=["train.py"])])).after(made)
+
+    def again(value: int) -> tuple[str, list[str], str]:
+        result = run(pipeline, {"tracker_base": "results", "value": value}, output_dir="runs", watch=Watch())
+        train = result["train"]
+        return str(train.state), train.last_lines(1), train.code
+
+    code = "generated.py, train.py"
+    assert again(1) == ("succeeded", ["1 outputs made.csv"], code)
+    assert again(1) == ("cached", ["1 outputs made.csv"], code)
+    assert again(2) == ("succeeded", ["2 outputs made.csv"], code)
+
+
+def test_a_folder_with_too_many_files_is_not_cached(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "MOST_FILES", 3)
+    write(project, {f"{number}.txt": "" for number in range(4)})
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        for name in ("a", "b"):
+            Stages(tracker_base=tracker_base).task(AppDef(name, [Role("r", image="x", entrypoint="true")]))
+
+    class Warnings(Watch):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def on_warning(self, message: str) -> None:
+            self.said.append(message)
+
+    for _ in range(2):
+        watch = Warnings()
+        assert states(ran(pipeline, watch=watch)) == {"a": "succeeded", "b": "succeeded"}
+        assert watch.said == [
+            f"The stages that use its files are not cached: {str(project)!r} has more than 3 files. List those that "
+            "are not code in .torchxignore there."
+        ]
+    with pytest.raises(WorkspaceError, match=says(".torchxignore")):
+        workspaces.list_code(project)
+    write(project, {".torchxignore": "*.txt"})
+    ran(pipeline)
+    assert set(states(ran(pipeline)).values()) == {"cached"}
+
+
+def test_a_link_to_a_folder_elsewhere(project: Path, tmp_path: Path) -> None:
+    write(tmp_path, {"shared/helper.py": "V = 1", "project/train.py": "import helper"})
+    (project / "lib").symlink_to("../shared")
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        role = Role("r", image="x", entrypoint="python", args=["train.py"], env={"PYTHONPATH": "lib"})
+        Stages(tracker_base=tracker_base).task(AppDef("train", [role]))
+
+    assert ran(pipeline)["train"].code == "lib/helper.py, train.py"
+    assert ran(pipeline)["train"].state is State.CACHED
+    write(tmp_path, {"shared/helper.py": "V = 22"})
+    assert ran(pipeline)["train"].state is State.SUCCEEDED
+
+
+PIPELINE = """
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import Stages
+@dsl.component
+def component() -> str:
+    import edlib
+    return edlib.f()
+@dsl.component
+def other() -> str:
+    return "V1"
+def app(name, *command):
+    return AppDef(name, [Role(name, image="x", entrypoint=command[0], args=list(command[1:]))])
+@dsl.pipeline(name="ed")
+def p(tracker_base: str):
+    st = Stages(tracker_base=tracker_base)
+    st.task(app("command", "mytrain"))
+    st.task(app("module", "python", "-m", "edlib.run"))
+    st.task(app("code", "python", "-c", "from edlib.run import main; main()"))
+    component()
+    other()
+"""
+MAIN = "from edlib import f\nfrom torchx_kfp.tracking import current_run\ndef main():\n    current_run().put(v=f())\n"
+
+
+@pytest.mark.parametrize("kind", ["path", "finder"])
+def test_an_editable_install_of_the_interpreter_is_code(project: Path, tmp_path: Path, kind: str) -> None:
+    """As pip writes it: a line in a ``.pth`` file, or one that installs a finder; and ``direct_url.json``."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    [packages] = venv.glob("lib/python*/site-packages")
+    source, own = tmp_path / "source" / "src", Path(workspaces.__file__).parents[2]
+    lines = [sysconfig.get_path("purelib"), str(own)]
+    (packages / "base.pth").write_text("\n".join([*lines, *([str(source)] if kind == "path" else [])]))
+    if kind == "finder":
+        write(packages, {"__editable__.edlib.pth": f"import sys; sys.path.append({str(source)!r})"})
+        about = {"url": (tmp_path / "source").as_uri(), "dir_info": {"editable": True}}
+        write(packages, {"edlib-1.dist-info/direct_url.json": json.dumps(about)})
+    run_py = f"{MAIN}if __name__ == '__main__':\n    main()"
+    write(source, {"edlib/__init__.py": "def f(): return 'V1'", "edlib/run.py": run_py})
+    write(venv, {"bin/mytrain": f"#!{venv}/bin/python\nfrom edlib.run import main\nmain()"})
+    (venv / "bin" / "mytrain").chmod(0o755)
+    write(project, {"ed.py": PIPELINE})
+
+    def again() -> dict[str, tuple[str, Any]]:
+        words = [
+            str(venv / "bin" / "python"),
+            "-m",
+            "torchx_kfp",
+            "run",
+            "ed.py",
+            "--tracker-base",
+            "results",
+            "--json",
+        ]
+        environ = {**os.environ, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
+        done = subprocess.run(words, capture_output=True, text=True, env=environ, check=False)
+        events = [json.loads(line) for line in done.stdout.splitlines()]
+        ends = [event for event in events if event["event"] == "stage_finished"]
+        assert ends, done.stderr
+        values = {end["name"]: (end["results"] or end["outputs"]) for end in ends}
+        return {end["name"]: (end["state"], next(iter(values[end["name"]].values()))) for end in ends}
+
+    names = ("command", "module", "code", "component", "other")
+    assert again() == dict.fromkeys(names, ("succeeded", "V1"))
+    assert again() == dict.fromkeys(names, ("cached", "V1"))
+    write(source, {"edlib/__init__.py": "def f(): return 'V2'"})
+    assert again() == {**dict.fromkeys(names, ("succeeded", "V2")), "other": ("cached", "V1")}

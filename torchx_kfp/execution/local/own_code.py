@@ -1,0 +1,280 @@
+"""The code on this machine that the processes of a run can use.
+
+It is what ``UsedFiles`` finds in a stage's workspace or, without one, in the directory in which it starts; and in
+folders from which its interpreter imports packages that are not installed there: those of ``PYTHONPATH`` and of
+editable installs (PEP 610).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import site
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from torchx_kfp.contract.command import DecodedCommand, decode
+from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE
+from torchx_kfp.contract.scripts import workspaces_in
+from torchx_kfp.execution.pipeline.artifacts import parameters_of
+from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
+from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles
+from torchx_kfp.execution.pipeline.values import to_text
+from torchx_kfp.tracking.recorder import WorkspaceFile, list_code
+
+if TYPE_CHECKING:
+    from torchx_kfp.execution.local.executors.executor import AttemptPlan
+
+#: Files outside of the directory that count if a command names them; others are data.
+_PROGRAMS = ("py", "ipynb", "sh", "bash", "R", "jl", "js", "pl", "rb", "sql")
+_CONFIGURATIONS = (
+    "yaml",
+    "yml",
+    "toml",
+    "ini",
+    "cfg",
+    "json",
+    "jsonl",
+    "conf",
+    "properties",
+    "env",
+    "xml",
+    "args",
+    "j2",
+)
+_CODE = tuple(f".{suffix}" for suffix in (*_PROGRAMS, *_CONFIGURATIONS))
+_SCRIPTS = (".py", ".sh")
+_INSTALLED = ("site-packages", "dist-packages")
+#: This package, whose own folder is not the code of stages even if it is an editable install.
+_OWN = Path(__file__).resolve().parents[3]
+_PLACEHOLDER = re.compile(r"\{\{\$.*?\}\}")
+#: A folder with the id of a run on this machine.
+_OF_RUN = re.compile(r"(?:^|/)[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}/")
+_SETS_PATH = re.compile(r"\bPYTHONPATH=([^\s'\";]+)")
+#: Ends the words of a shell program.
+_BETWEEN = re.compile(r"[\s;|&<>()'\"`]+")
+#: The characters of a text that can name files, at most.
+_LONGEST = 1 << 20
+
+
+class LocalCode:
+    """Finds the code of a run's stages.
+
+    Args:
+        directory: the folder in which stages start.
+        without: folders in it that are not code: those in which runs write.
+        workspaces: the files of the workspaces that travel with the run, by their URLs.
+
+    Attributes:
+        written: files and folders that stages have written and registered as artifacts: they are not code.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        without: Collection[str] = (),
+        workspaces: Mapping[str, Sequence[WorkspaceFile]] | None = None,
+    ) -> None:
+        self._directory = os.path.realpath(directory)
+        self._without = without
+        self._workspaces = workspaces or {}
+        self.written: Collection[str] = ()
+        self._listed = functools.cache(self._list)
+        self._packed = functools.cache(self._files_of)
+        #: What finds code in a workspace or the directory, and in further folders.
+        self._finders: dict[tuple[str, tuple[str, ...]], UsedFiles] = {}
+        self._added = functools.cache(_added_folders)
+
+    def of(self, plan: AttemptPlan) -> Code:
+        """Return the code of a stage that is a process.
+
+        Raises:
+            WorkspaceError: it is in a folder with too many files.
+        """
+        found, programs, texts = _programs_of(plan)
+        python_path = [plan.environ.get("PYTHONPATH", ""), found.variables.get("PYTHONPATH", "")]
+        python_path += _SETS_PATH.findall(" ".join(found.words))
+        named = [*texts, *(word for program in programs for word in program)]
+        workspace = next(filter(None, workspaces_in(found.words)), "")
+        search_path = plan.environ.get("PATH", "")
+        folders = [
+            *self._script_folders(named, search_path),
+            *(os.path.join(self._directory, one) for path in python_path for one in path.split(os.pathsep) if one),
+            *self._editable_installs(programs, search_path),
+        ]
+        finder = self._finder(workspace, tuple(dict.fromkeys(map(os.path.realpath, folders))))
+        code = finder.of(programs, [text[:_LONGEST] for text in texts])
+        others = {file.path: file.fingerprint for file in self._named(named, is_here=not workspace)}
+        return Code({**others, **code.files}, code.whole)
+
+    def workspaces_of(self, plan: AttemptPlan) -> list[str]:
+        """Return the URLs of a stage's workspaces whose files are known, unless its application reads them as well."""
+        found, programs, texts = _programs_of(plan)
+        own = [*texts, *(word for program in programs for word in program)]
+        urls = {url for url in workspaces_in(found.words) if url in self._workspaces}
+        return [url for url in urls if not any(url in text for text in own)]
+
+    def look_again(self) -> None:
+        """List the folders again when the next stage asks: one that has run may have written code."""
+        self._listed.cache_clear()
+
+    def _finder(self, workspace: str, folders: tuple[str, ...]) -> UsedFiles:
+        files = dict(self._packed(workspace) if workspace else self._listed(self._directory))
+        whole = ["the workspace" if workspace else self._shown(self._directory)]
+        known = {file.path for file in files.values()}
+        for folder in folders:
+            found = {file.path: file for file in self._listed(folder).values() if file.path not in known}
+            if found and (not workspace or not folder.startswith(os.path.join(self._directory, ""))):
+                files |= found
+                whole.append(self._shown(folder))
+        before = self._finders.get((workspace, folders))
+        if before is not None and before.files == files:
+            return before
+        finder = self._finders[workspace, folders] = UsedFiles(files, " and ".join(dict.fromkeys(whole)))
+        return finder
+
+    def _files_of(self, workspace: str) -> dict[str, CodeFile]:
+        """Return the files of a workspace; if they are not known, the digest in its URL stands for all of them."""
+        if workspace not in self._workspaces:
+            return {workspace: CodeFile(workspace, "", workspace)}
+        return {file.name: _with_content(file) for file in self._workspaces[workspace]}
+
+    def _list(self, folder: str) -> dict[str, CodeFile]:
+        """Return the files of a folder by their names, with those of folders elsewhere to which links lead."""
+        found: dict[str, CodeFile] = {}
+        pending = [("", folder)] if _is_source(folder) else []
+        seen = set()
+        while pending:
+            prefix, path = pending.pop()
+            seen.add(path)
+            for entry in list_code(path, self._without):
+                name = prefix + entry.name
+                to = os.path.realpath(entry.path) if entry.target is not None else ""
+                is_elsewhere = bool(to) and not f"{to}/".startswith(f"{folder}/")
+                if _OF_RUN.search(name) or self._is_written(entry.path):
+                    continue
+                if is_elsewhere and os.path.isdir(to) and to not in seen:
+                    pending.append((f"{name}/", to))
+                elif is_elsewhere and os.path.isfile(to):
+                    found[name] = CodeFile(name, to, _fingerprint(to))
+                else:
+                    told = f"{entry.size} {entry.modified} {entry.executable:d} {entry.target or ''}"
+                    found[name] = CodeFile(name, entry.path, told, entry.target or "")
+        return found
+
+    def _is_written(self, path: str) -> bool:
+        return bool(self.written) and not {path, *map(str, Path(path).parents)}.isdisjoint(self.written)
+
+    def _named(self, words: Iterable[str], *, is_here: bool) -> Iterator[CodeFile]:
+        """Yield the files of code that are outside of the directory, or ignored there, and that words name."""
+        listed = self._listed(self._directory) if is_here else {}
+        for path in {LOOKED_FOR, *_paths_in(words)} if is_here else filter(os.path.isabs, _paths_in(words)):
+            path = os.path.normpath(os.path.join(self._directory, path))
+            if path.removeprefix(os.path.join(self._directory, "")) not in listed and _is_code(path):
+                yield CodeFile(path, path, _fingerprint(path))
+
+    def _script_folders(self, words: Iterable[str], search_path: str) -> Iterator[str]:
+        """Yield the folders of scripts that are elsewhere: they find what is next to them."""
+        installed = search_path.split(os.pathsep)
+        for path in _paths_in(words):
+            path = os.path.join(self._directory, path)
+            if path.endswith(_SCRIPTS) and os.path.isfile(path):
+                folder = os.path.dirname(os.path.realpath(path))
+                if folder not in installed and not f"{folder}/".startswith(f"{self._directory}/"):
+                    yield folder
+
+    def _editable_installs(self, programs: Iterable[Sequence[str]], search_path: str) -> list[str]:
+        """Return the folders of editable installs of the running interpreter, and of those of programs."""
+        found = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+        found += (folder for program in programs for folder in _packages_of(program, search_path))
+        return [folder for place in dict.fromkeys(map(os.path.realpath, found)) for folder in self._added(place)]
+
+    def _shown(self, folder: str) -> str:
+        return "." if folder == os.path.realpath(os.curdir) else folder
+
+
+def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, list[Sequence[str]], list[str]]:
+    """Return a stage's command, its programs, and everything else that says what they do."""
+    container = plan.component.container
+    assert container is not None
+    facts = Facts(parameters=parameters_of(plan.inputs), unset=plan.facts.unset)
+    # Paths of outputs differ in each run, and are not code.
+    found = decode([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, facts)])
+    roles = [(role.command, role.env) for role in found.replica_roles]
+    programs: list[Sequence[str]] = [decode(words).application for words, _ in roles] or [found.application]
+    pairs = [*plan.variables.items(), *found.variables.items(), *(pair for _, env in roles for pair in env.items())]
+    texts = [value for name, value in pairs if name not in (CODE_URL, TRACKER_BASE)]
+    if plan.python is None:
+        return found, programs, texts
+    return found, [], [*texts, plan.python.source, *map(to_text, parameters_of(plan.inputs).values())]
+
+
+def _paths_in(words: Iterable[str]) -> set[str]:
+    """Return what may be the path of a file in these words."""
+    parts = {part for word in words for part in ([word] if len(word) < 4096 else []) + _BETWEEN.split(word[:_LONGEST])}
+    parts |= {part.rpartition("=")[2] for part in parts}
+    return {part.lstrip("@") for part in parts if part and len(part) < 4096 and "\0" not in part}
+
+
+def _is_code(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.isfile(path) and (
+            path.endswith(_CODE) or os.path.basename(path) == LOOKED_FOR or os.access(path, os.X_OK)
+        )
+    return False
+
+
+def _fingerprint(path: str) -> str:
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return f"{found.st_size} {found.st_mtime_ns}"
+    return ""
+
+
+def _with_content(file: WorkspaceFile) -> CodeFile:
+    """Return a file of a workspace, which is known by its content: it is the same wherever it was packed."""
+    if file.target is not None:
+        return CodeFile(file.name, file.path, f"link {file.target}", file.target)
+    with contextlib.suppress(OSError):
+        digest = hashlib.sha256(Path(file.path).read_bytes()).hexdigest()
+        return CodeFile(file.name, file.path, f"{file.executable:d} {digest}")
+    return CodeFile(file.name, file.path, "")
+
+
+def _is_source(folder: str) -> bool:
+    """Tell whether a folder of ``sys.path`` has code, rather than installed packages."""
+    is_installed = any(part in _INSTALLED for part in folder.split("/")) or f"{folder}/".startswith(
+        f"{os.path.dirname(os.__file__)}/"
+    )
+    return os.path.isdir(folder) and not is_installed
+
+
+def _packages_of(program: Sequence[str], search_path: str) -> list[str]:
+    """Return the folders with the installed packages of the interpreter to which a program may belong."""
+    path = shutil.which(program[0], path=search_path) if program else None
+    if not path or not os.path.isabs(path):
+        return []
+    return [*map(str, sorted(Path(path).parent.parent.glob("lib*/python3*/*-packages")))]
+
+
+def _added_folders(packages: str) -> list[str]:
+    """Return the folders of source code to which a folder with installed packages refers."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(packages):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                if entry.name.endswith(".pth"):
+                    lines = Path(entry.path).read_text(errors="replace").splitlines()
+                    found += [line.strip() for line in lines if line.strip() and not line.startswith(("#", "import"))]
+                elif entry.name.endswith(".dist-info"):
+                    about = json.loads(Path(entry.path, "direct_url.json").read_text())
+                    found += [unquote(urlsplit(about["url"]).path)] if about["dir_info"]["editable"] else []
+    folders = dict.fromkeys(os.path.realpath(os.path.join(packages, folder)) for folder in found)
+    return [folder for folder in folders if folder != str(_OWN) and _is_source(folder)]

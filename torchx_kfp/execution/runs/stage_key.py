@@ -1,0 +1,90 @@
+"""What makes a stage the same as an earlier one: the parts of its key in a cache, and how those of two differ."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.common.text import listed, shown
+from torchx_kfp.contract.inputs import ADDED, SUFFIXES, is_stage_input
+from torchx_kfp.execution.pipeline.used_files import Code
+
+#: How many differences of one kind are named.
+_NAMED = 3
+#: The characters of a value that is kept as it is, at most.
+_LONGEST = 1000
+_ADDED = re.compile(rf"\A(.+?){ADDED}\Z")
+
+
+@dataclass(frozen=True)
+class StageKey:
+    """The key of a stage.
+
+    Attributes:
+        parts: everything that determines what the stage does but its code: values that JSON can represent, by names for
+            messages, such as ``image``. Those that are dicts are compared by their items.
+        code: the files that it may use; None if it brings its code along.
+    """
+
+    parts: Mapping[str, Any]
+    code: Code | None = None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The key as hexadecimal digits, equal for stages that would do the same."""
+        return digest_of([dict(self.parts), None if self.code is None else self.code.digest])
+
+    def differences(self, parts: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
+        """Return what has changed since an earlier execution, as clauses such as ``train.py changed``.
+
+        Args:
+            parts: the parts of its key.
+            files: the files of its code.
+        """
+        found: list[str] = []
+        own = {} if self.code is None else self.code.files
+        changed = [name for name in {**own, **files} if own.get(name) != files.get(name)]
+        if changed:
+            named = listed(changed, _NAMED) if len(changed) <= _NAMED else f"{len(changed)} files"
+            found.append(f"{named} changed")
+        current = json.loads(json.dumps(self.parts, default=str))
+        for part in dict.fromkeys([*current, *parts]):
+            before, now = parts.get(part), current.get(part)
+            if before == now:
+                continue
+            if isinstance(before, dict) and isinstance(now, dict):
+                names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+                found += [_changed(part, name, before.get(name), now.get(name)) for name in names]
+            elif isinstance(before, str) and isinstance(now, str):
+                found.append(f"{part} {shown(before)} -> {shown(now)}")
+            else:
+                found.append(f"its {part} changed")
+        return list(dict.fromkeys(found))
+
+
+def digest_of(content: Any) -> str:
+    """Return a digest of a value that JSON can represent, as hexadecimal digits."""
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def kept_value(value: Any) -> Any:
+    """Return a value as it is compared: a long one is known by its digest."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return value if len(text) <= _LONGEST else {"digest": digest_of(text)}
+
+
+def _changed(part: str, name: str, before: Any, now: Any) -> str:
+    if part == "inputs" and is_stage_input(name):  # it has values of words of the command
+        return "its command changed"
+    short = _ADDED.sub(r"\1", name) if part == "inputs" and name.endswith(tuple(SUFFIXES.values())) else name
+    if any(isinstance(value, (dict, list)) for value in (before, now)):
+        return f"{short} changed"
+    if before is None or now is None:
+        return f"{short} is {'new' if before is None else 'gone'}"
+    return f"{short} {shown(before)} -> {shown(now)}"
