@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kfp import dsl
+from torchx.specs import AppDef, Role
 
 from tests.cases.apps import python
 from tests.facts import says
@@ -25,6 +26,11 @@ import sys
 from torchx_kfp.tracking import current_run
 current_run().put(value=sys.argv[1])
 """
+
+
+@dsl.container_component
+def prints(run_id: str, last: str):
+    return dsl.ContainerSpec(image="busybox:1", command=["echo", run_id, last])
 
 
 @dsl.pipeline(name="inner")
@@ -60,6 +66,10 @@ def outer(tracker_base: str, last: str, found: str = "b"):
     )
     inner(tracker_base=tracker_base, first=first.outputs["run_id"], value="n")
     stages.task(python("unread", RECORD, "u"))
+    # Components of KFP, and programs that are not Python, record nothing.
+    prints(run_id=stages.task(python("printed", RECORD, "p")).outputs["run_id"], last=last)
+    shell = Role("shell", image="busybox:1", entrypoint="echo", args=[f"{last}"])
+    stages.task(AppDef("shell", [shell]), reads=stages.task(python("echoed", RECORD, "e")))
     stages.task(python("last", RECORD, f"{last}"), reads={"best": best})
 
 
@@ -86,7 +96,8 @@ def test_results_of_cached_stages_are_those_that_their_readers_were_given(
     run = submit(last="2")
     second = run.wait()
     cached = {stage.name for stage in second.stages if stage.state is State.CACHED}
-    assert cached == {stage.name for stage in first.stages if stage.state.is_success} - {"last"}
+    ran = {"last", "prints", "shell"}
+    assert cached == {stage.name for stage in first.stages if stage.state.is_success} - ran
     known = values(first)
     assert len(set(known.values())) > 10
     # Nobody reads the last stage of the nested pipeline, and the one before it is read by that alone.

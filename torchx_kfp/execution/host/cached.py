@@ -1,17 +1,18 @@
 """Find the run ids of stages that KFP took from its cache, whose results an earlier run has recorded.
 
-KFP's API does not say from which run a cached stage came. But whoever reads it was given its run id, and has recorded
-it at its start. A reader that is cached as well has recorded it in its own run, which its own readers were given.
+KFP's API does not say from which run a cached stage came. But whoever reads it was given its run id: KFP's driver has
+resolved the inputs of each stage that runs. A reader that is cached as well has recorded what it was given at its own
+start, under the run id that its own readers were given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.inputs import RUN_ID
-from torchx_kfp.contract.protocol import RunIds
 from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
 from torchx_kfp.execution.pipeline.spec import FromInput, FromTask, Origin
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
@@ -25,51 +26,50 @@ Parents: TypeAlias = Mapping[str, Mapping[str, Collection[str]]]
 def cached_run_ids(
     places: Collection[ScopedTask],
     ends: Mapping[str, StageResult],
+    given: Mapping[str, Mapping[str, Any]],
     read: Callable[[Mapping[str, Collection[str]]], Parents],
 ) -> dict[str, str]:
-    """Return the run ids of cached stages, by the stages' names, as far as stages that read them have recorded them.
+    """Return the run ids of cached stages, by the stages' names, as far as stages read them.
 
     Args:
         places: the tasks of the pipeline.
         ends: how its stages have ended, by their names.
-        read: returns what stages were given, for their run ids by tracker base.
+        given: the inputs of the stages that have run, by their names.
+        read: returns what stages have recorded that they were given, for their run ids by tracker base.
     """
     reads = _Reads(places, ends)
     known = {name: end.run_id for name, end in ends.items() if end.run_id and name in reads.tracked}
     wanted = {name for name, end in ends.items() if end.state is State.CACHED and name in reads.tracked} - known.keys()
     found: dict[str, str] = {}
-    asked: set[str] = set()
+
+    def take(names: Sequence[str], value: object) -> None:
+        run_ids = value if isinstance(value, list) else [value]
+        for name, run_id in zip(names, run_ids, strict=True) if len(names) == len(run_ids) else ():
+            if name in wanted and str(run_id).split("/")[1:-1] == [reads.tracked[name].facts.stage]:
+                found[name] = str(run_id)
+
+    for stage, inputs in given.items():
+        for names, value in reads.of_inputs(stage, inputs):
+            take(names, value)
+    wanted -= found.keys()
+    known |= found
+    asked = {name for name in given if name in known}
     while wanted:
-        new = {
-            name: parents for name in known.keys() - asked if (parents := reads.of(name)) and _names(parents) & wanted
-        }
+        new = {name: reads.of(name) for name in known.keys() - asked}
+        new = {name: parents for name, parents in new.items() if wanted & {*itertools.chain(*parents.values())}}
         asked |= known.keys()
         by_base: dict[str, list[str]] = {}
         for name in new:
             by_base.setdefault(reads.tracked[name].tracker_base or "", []).append(known[name])
-        given = read(by_base) if new else {}
+        recorded = read(by_base) if new else {}
         for reader, parents in new.items():
-            for alias, each in parents.items():
-                names, run_ids = _listed(each), list(given.get(known[reader], {}).get(alias, ()))
-                if len(names) == len(run_ids):
-                    found |= {
-                        name: run_id
-                        for name, run_id in zip(names, run_ids, strict=True)
-                        if name in wanted and run_id.split("/")[1:-1] == [reads.tracked[name].facts.stage]
-                    }
+            for alias, names in parents.items():
+                take(names, [*recorded.get(known[reader], {}).get(alias, ())])
         if not found.keys() & wanted:
             break
         wanted -= found.keys()
         known |= found
     return found
-
-
-def _names(parents: Mapping[str, RunIds]) -> set[str]:
-    return {name for names in parents.values() for name in _listed(names)}
-
-
-def _listed(names: RunIds) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
 
 
 class _Reads:
@@ -90,7 +90,14 @@ class _Reads:
             if (place := self._stages.get(without_indices(name))) is not None and place.is_tracked
         }
 
-    def of(self, stage: str) -> Mapping[str, RunIds]:
+    def of_inputs(self, stage: str, inputs: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
+        """Yield the names of the stages whose run ids an input of a stage has, and its value."""
+        place = self._stages[without_indices(stage)]
+        for name, origin in place.task.inputs.items():
+            if name in inputs and (names := self._origin(place.inside, origin, indices_of(stage))):
+                yield names, inputs[name]
+
+    def of(self, stage: str) -> dict[str, list[str]]:
         """Return, by alias, the names of the stages whose run ids an execution of a stage was given."""
         place = self.tracked[stage]
         container = place.component.container
@@ -103,7 +110,8 @@ class _Reads:
                     values[name] = names or []
                 elif len(names) == 1:
                     values[name] = names[0]
-        return decode(resolve_command(container.words, Facts(parameters=values))).reads if container else {}
+        reads = decode(resolve_command(container.words, Facts(parameters=values))).reads if container else {}
+        return {alias: [names] if isinstance(names, str) else list(names) for alias, names in reads.items()}
 
     def _origin(self, around: ScopedTask | None, origin: Origin | None, indices: tuple[int, ...]) -> list[str]:
         """Return the stages whose run ids an input of a task is, which is in this loop, branch or nested pipeline."""

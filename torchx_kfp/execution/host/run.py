@@ -388,9 +388,15 @@ class HostRun(ReadableRun):
     def _complete_cached(self) -> None:
         """Complete the ends of cached stages whose run ids have become known, with their results."""
         ends = {end.name: end for end in self._run.ends}
-        if self._pipeline is None or self._reads == "none":
+        unknown = any(end.state is State.CACHED and end.tracker_base and not end.run_id for end in ends.values())
+        if self._pipeline is None or self._reads == "none" or not unknown:
             return
-        run_ids = cached_run_ids(self._pipeline.places.values(), ends, self._results.parents)
+        places = self._pipeline.places
+        given: dict[str, Mapping[str, Any]] = {}
+        for stage, patch in self._snapshot.patches.items():
+            with contextlib.suppress(ValueError):  # of another version of KFP
+                given[stage] = PodSpec.parse(patch).inputs(places[without_indices(stage)].component)
+        run_ids = cached_run_ids(places.values(), ends, given, self._results.parents)
         completed = {
             name: dataclasses.replace(
                 ends[name],
