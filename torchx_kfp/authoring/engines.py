@@ -256,8 +256,9 @@ class JobSet(Engine):
         succeeds_with: the roles whose success is the stage's: the others, such as a parameter server that never ends,
             are ended then. The default is all.
 
-    With ``RetryPolicy.APPLICATION``, a failed replica makes the JobSet start all of them again, up to ``max_retries``
-    times (``failurePolicy.maxRestarts``). With ``RetryPolicy.REPLICA``, only the failed one is started again.
+    With ``RetryPolicy.APPLICATION``, the stage makes another JobSet after a failed one, up to ``max_retries`` times: a
+    restart by the JobSet itself would keep the run id, and mix what both attempts record. With
+    ``RetryPolicy.REPLICA``, only the failed replica is started again.
     """
 
     NAME: ClassVar[str] = "jobset"
@@ -270,7 +271,7 @@ class JobSet(Engine):
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "Role": {
             "min_replicas": _ONE_BY_ONE,
-            "max_retries": "mapped: failurePolicy.maxRestarts; with REPLICA, the Jobs' backoffLimit",
+            "max_retries": "mapped: another JobSet; with REPLICA, the Jobs' backoffLimit",
         },
     }
 
@@ -288,12 +289,9 @@ class JobSet(Engine):
             "replicatedJobs": jobs,
             "ttlSecondsAfterFinished": self.ttl,
         }
-        if restarts:
-            # All pods are gone before others have their names.
-            spec["failurePolicy"] = {"maxRestarts": restarts, "restartStrategy": "BlockingRecreate"}
         if len(success) < len(roles):
             spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": success}
-        return spec, {}
+        return spec, {"restarts": 0, "retries": restarts or None}
 
 
 @dataclass(frozen=True)

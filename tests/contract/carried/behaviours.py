@@ -262,13 +262,12 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
         lines={"trainer/0 | tries": 2, "trainer/1 | tries": 2},
         engines=ONE,
     ),
-    "a Job that fails is made again, with a run id of its own": Behaviour(
+    "an object that fails is made again, with a run id of its own": Behaviour(
         lambda _: python(AGAIN, max_retries=1),
         lines={"torchx-kfp: attempt 2 of 2: the application ended with exit code 3": 1},
         outputs={"loss": "0.5"},
         records={"loss": 0.5},
         ending="_2",
-        engines=ONE,
         options=LOSS,
     ),
 }

@@ -40,6 +40,8 @@ def test_what_commands_carry_is_made_of_the_modules() -> None:
 def test_what_commands_carry_needs_only_python_38(module: str) -> None:
     tree = ast.parse(carry.minify(carry.join(module), renames=False), feature_version=(3, 8))
     for node in ast.walk(tree):
+        if ast.unparse(node) == "os.umask":  # not the argument of Popen, which is newer
+            continue
         names = [getattr(node, field, None) or "" for field in ("attr", "arg", "id", "name", "module")]
         assert not [name for name in names if isinstance(name, str) and NEWER.fullmatch(name)], ast.unparse(node)
 

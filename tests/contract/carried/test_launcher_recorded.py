@@ -200,6 +200,19 @@ COURSES: Mapping[str, Course] = {
         1,
         ["trainer/1 failed with exit code 1 (Evicted: low on memory); it was the pod pod-1"],
     ),
+    "a node that fails is not the failure of an application that may fail": Course(
+        first(last=[Pod(1, {}, {"phase": "Failed", "reason": "Evicted", "message": "low on memory "})]),
+        99,
+        ["trainer/1 failed with exit code 1 (Evicted: low on memory)"],
+        spec={"failure": 99},
+    ),
+    "nor is a pod that is gone": Course(
+        [Look(BOTH), Look([ended(0, 143, **LATER)], FAILED)],
+        99,
+        ["trainer/1 (pod pod-1, node node-1) is gone"],
+        spec={"failure": 99},
+    ),
+    "but one that the kernel kills is": Course(first(ended(0, 137, reason="OOMKilled")), 137, spec={"failure": 99}),
     "a replica that the kernel kills": Course(
         first(ended(0, 137, reason="OOMKilled")), 137, ["failed first, with exit code 137 (OOMKilled)"]
     ),

@@ -169,8 +169,9 @@ class Replica:
         self.ended = ""
         self.code = 0
         self.why = ""
-        #: Whether the pod has vanished before its end, and whether somebody was deleting it then.
+        #: Whether the pod has vanished before its end or was evicted, and whether somebody was deleting it then.
         self.gone = False
+        self.lost = False
         self.deleted = False
         self.runs = False
         #: The reason why it does not run, and a message; or nothing.
@@ -199,6 +200,7 @@ class Replica:
             self.end(state["terminated"]["exitCode"], state["terminated"])
         elif status.get("phase") == "Failed":
             # It was evicted, or its node is lost: only newer causes are in a condition.
+            self.lost = True
             causes = [one for one in conditions if one["type"] == "DisruptionTarget"]
             self.end(1, {**causes[0], **status} if causes else status)
         if self.follows and not self.reader and (self.runs or "terminated" in state):

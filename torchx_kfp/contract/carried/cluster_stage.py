@@ -367,4 +367,6 @@ class ClusterStage:
         how = "is gone" if first.gone else f"failed first, with exit code {first.code}{first.why}"
         what += f"\n{first.label} (pod {first.pod}, node {first.node}) {how}"
         show_end(first.label, what, last_lines(lines, 20))
+        if first.gone or first.lost:  # its node has failed, not the application
+            return int(self.spec.get("failure", 1))
         return first.code if 0 < first.code < 256 else 1
