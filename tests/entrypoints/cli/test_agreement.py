@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kfp import compiler, dsl
+from kfp import compiler, dsl, kubernetes
 
 from tests.cases.parts import echo
 from tests.programs import Program
@@ -51,3 +51,15 @@ def test_a_missing_argument_is_named(call: Program, tmp_path: Path) -> None:
     checked = call("check", "p.yaml", "-p", "rate=0.1")
     assert (checked.returncode, checked.stderr) == (0, "pipeline: 0 findings.\nA run needs -p text=VALUE.\n")
     assert call("run", "p.yaml", "--dry-run").returncode == 2
+
+
+def test_what_a_run_does_not_apply_is_a_note(call: Program, tmp_path: Path) -> None:
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.mount_pvc(echo(text="a"), pvc_name="data", mount_path="/no/data")
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
+    checked = call("check", "p.yaml", "--strict")
+    volume = "the volume claim 'data' (make the directory /no/data, or use --docker)"
+    note = f"A run on this machine does not apply: {volume}.\n"
+    assert (checked.returncode, checked.stderr) == (0, f"pipeline: 0 findings.\n{note}")

@@ -230,16 +230,16 @@ def test_settings_of_replicas_that_are_not_applied():
     ]
 
 
-@pytest.mark.parametrize("last", ["1", "{tag}"])
-def test_one_container_cannot_have_several_images(last):
+@pytest.mark.parametrize("one", ["one:1", "{image}"])
+def test_one_container_cannot_have_several_images(one):
     @dsl.pipeline
-    def pipeline(tag: str = "1"):
-        end = last.format(tag=tag)
-        roles = [role(name, 2, "true", image=f"{image}:{end}") for name, image in (("a", "one"), ("b", "one"))]
+    def pipeline(image: str = "i:1"):
+        first = one.format(image=image)
+        roles = [role(name, 2, "true", image=first) for name in "ab"]
         task_from_app(AppDef("app", roles=roles), name="same", engine="jobset", tracker_base="/tmp/results")
-        roles = [*roles, role("c", 2, "true", image=f"two:{end}")]
+        roles = [*roles, role("c", 2, "true", image="two:1")]
         task_from_app(AppDef("app", roles=roles), name="different", engine="jobset")
-        launched = {name: shell(2, "true", image=image) for name, image in (("its-own", f"i:{end}"), ("shared", "p:3"))}
+        launched = {name: shell(2, "true", image=own) for name, own in (("its-own", first), ("shared", "p:3"))}
         for name, app in launched.items():
             task_from_app(app, name=name, engine=engines.Job(launcher_image="p:3"))
 
@@ -248,5 +248,5 @@ def test_one_container_cannot_have_several_images(last):
         run(pipeline, docker=True, watch=Watch())
     first, roles, launcher = str(caught.value).splitlines()
     assert "'pipeline' cannot run on this machine" in first
-    assert re.search(says("'different'", "'a'", "'one:", "'c'", f"'two:{last}'", "--docker"), roles)
-    assert re.search(says("'its-own'", "launcher", "'p:3'", f"'i:{last}'"), launcher)
+    assert re.search(says("'different'", "'a'", f"'{one}'", "'c'", "'two:1'", "--docker"), roles)
+    assert re.search(says("'its-own'", "launcher", "'p:3'", f"'{one}'"), launcher)

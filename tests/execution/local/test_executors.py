@@ -19,7 +19,7 @@ from torchx_kfp.execution.local.given_keys import GivenKeys
 from torchx_kfp.execution.local.preflight import check_bases, find_not_applied
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.pipeline.artifacts import Artifact
-from torchx_kfp.execution.pipeline.placeholders import Facts, Limits, parse_quantity, read_limits
+from torchx_kfp.execution.pipeline.placeholders import Limits, parse_quantity, read_limits
 from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.execution.pipeline.walk import known_stages
 from torchx_kfp.local import load_pipeline
@@ -69,12 +69,12 @@ def test_quantities_of_kubernetes_are_numbers():
 
 
 def test_limits_of_all_forms():
-    assert read_limits({"cpuLimit": 1.5, "memoryLimit": 0.5}, Facts()) == Limits(1.5, 500_000_000)
+    assert read_limits({"cpuLimit": 1.5, "memoryLimit": 0.5}, {}) == Limits(1.5, 500_000_000)
     both = {"cpuLimit": 1.0, "resourceCpuLimit": "{{$.inputs.parameters['c']}}", "resourceMemoryLimit": "1Gi"}
-    assert read_limits(both, Facts(parameters={"c": "250m"})) == Limits(0.25, 2**30)
+    assert read_limits(both, {"c": "250m"}) == Limits(0.25, 2**30)
     accelerator = {"accelerator": {"type": "nvidia.com/gpu", "count": "2", "resourceCount": "1"}}
-    assert read_limits(accelerator, Facts()) == Limits(accelerators=1)
-    assert read_limits({"cpuRequest": 2.0, "resourceMemoryRequest": "1G"}, Facts()) == Limits()
+    assert read_limits(accelerator, {}) == Limits(accelerators=1)
+    assert read_limits({"cpuRequest": 2.0, "resourceMemoryRequest": "1G"}, {}) == Limits()
 
 
 def test_what_processes_cannot_have_containers_can(tmp_path):

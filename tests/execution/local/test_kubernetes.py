@@ -218,3 +218,21 @@ def test_what_cannot_be_given(given, tmp_path, words, message):
     assert message in done.stderr
     assert "password" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_variables_from_labels_and_annotations(execute):
+    @dsl.pipeline
+    def pipeline():
+        task = shell_out(script='printf %s "$LABEL,$NOTE,${NONE-unset},$POD" > "$0"')
+        kubernetes.add_pod_label(task, "team", "a")
+        kubernetes.add_pod_annotation(task, "note", "b c")
+        for name, path in {
+            "LABEL": "metadata.labels['team']",
+            "NOTE": "metadata.annotations['note']",
+            "NONE": "metadata.annotations['none']",
+            "POD": "metadata.name",
+        }.items():
+            kubernetes.use_field_path_as_env(task, name, path)
+
+    (stage,) = execute(pipeline).stages
+    assert stage.outputs["out"] == f"a,b c,,{stage.name}_1"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from torchx_kfp.execution.pipeline.placeholders import parse_quantity
 from torchx_kfp.execution.pipeline.pod_settings import (
     FIELDS,
     FILES,
+    METADATA,
     POD_SETTINGS,
     SHARED_MEMORY,
     TIME_LIMIT,
@@ -143,9 +145,27 @@ def pod_user(platform: Mapping[str, Any]) -> str | None:
 
 def field_values(component: Component, run_id: str, pod_name: str, pod_uid: str) -> dict[str, str]:
     """Return the environment variables that the stage gets from fields of its pod."""
-    values = _fields(run_id, pod_name, pod_uid)
-    items = component.platform.get(FIELDS) or ()
-    return {item["name"]: values[item["fieldPath"]] for item in items if item["fieldPath"] in values}
+    values = {**_metadata(component), **_fields(run_id, pod_name, pod_uid)}
+    # Kubernetes has the empty text for a label or annotation that the pod lacks.
+    return {
+        item["name"]: values.get(path, "")
+        for item in component.platform.get(FIELDS) or ()
+        if (path := item["fieldPath"]) in values or (_IN_METADATA.match(path) and item["name"] not in OF_LAUNCHERS)
+    }
+
+
+#: The paths of labels and annotations.
+_IN_METADATA = re.compile(r"metadata\.(?:labels|annotations)\[")
+
+
+def _metadata(component: Component) -> dict[str, str]:
+    """Return the labels and annotations that the pipeline sets, by their paths."""
+    metadata = component.platform.get(METADATA) or {}
+    return {
+        f"metadata.{kind}['{key}']": str(value)
+        for kind in ("labels", "annotations")
+        for key, value in (metadata.get(kind) or {}).items()
+    }
 
 
 def _fields(run_id: str = "", pod_name: str = "", pod_uid: str = "") -> dict[str, str]:
@@ -178,7 +198,9 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
     kinds += [
         f"the variable {item['name']} (from the pod's {item['fieldPath']})"
         for item in component.platform.get(FIELDS) or ()
-        if item["fieldPath"] not in _fields() and item["name"] not in OF_LAUNCHERS
+        if item["fieldPath"] not in _fields()
+        and not _IN_METADATA.match(item["fieldPath"])
+        and item["name"] not in OF_LAUNCHERS
     ]
     for role in component.facts.replica_roles:
         kinds += _of_replicas(role)

@@ -262,7 +262,7 @@ def _expand_branch(branch: Any, facts: Facts) -> list[str]:
     return [word for node in nodes for word in _expand(node, facts)]
 
 
-_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[num]|[kMGTPE]|[KMGTPE]i)?")
+_QUANTITY = re.compile(r"(\+?[0-9.]+)([eE][+-]?[0-9]+|[num]|[kMGTPE]|[KMGTPE]i)?")
 _BINARY = {f"{prefix}i": Decimal(1024) ** (power + 1) for power, prefix in enumerate("KMGTPE")}
 _DECIMAL = {prefix: Decimal(1000) ** (power + 1) for power, prefix in enumerate("kMGTPE")}
 _SMALL = {prefix: Decimal(1000) ** -(power + 1) for power, prefix in enumerate("mun")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.common.text import counted
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Target, parameter_option, target_argument
 
@@ -23,7 +24,7 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], st
     `torchx-kfp run` would reject the pipeline.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target, split_words
-    from torchx_kfp.execution.local.preflight import check_pipeline
+    from torchx_kfp.execution.local.preflight import check_pipeline, find_not_applied
     from torchx_kfp.execution.model.findings import REFUSED_HERE, Kind
     from torchx_kfp.execution.model.workflow import check_size, measure
     from torchx_kfp.execution.pipeline.values import defaults_of, missing_arguments, parse_arguments
@@ -36,7 +37,10 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], st
     for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):
         print_text(f"{finding.kind.value}: {finding}")
     print_message(f"{pipeline.name}: {counted(len(findings), 'finding')}.")
-    if missing := missing_arguments(pipeline, arguments):
+    if kinds := find_not_applied(pipeline, arguments):
+        print_message(f"A run on this machine does not apply: {'; '.join(kinds)}.")
+    # Runs have a tracker base of their own: that of --tracker-base, of the settings, or a folder.
+    if missing := missing_arguments(pipeline, {TRACKER_BASE: "", **arguments}):
         print_message(f"A run needs {' '.join(f'-p {name}=VALUE' for name in missing)}.")
     if any(finding.kind in REFUSED_HERE for finding in findings) or (strict and findings):
         ctx.exit(2)
