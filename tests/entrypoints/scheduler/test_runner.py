@@ -259,7 +259,7 @@ def test_an_app_is_followed_listed_and_canceled(runner: Runner, host: KfpHost) -
         end(waits)
         status = runner.wait(waits, wait_interval=0.1)
         assert status
-        assert status.state == specs.AppState.CANCELLED
+        assert (status.state, status.msg) == (specs.AppState.CANCELLED, "ended by a request to KFP")
     assert host.count(":terminate", "POST") == 1
     listed = {it.app_handle: it.state for it in runner.list("kfp")}
     assert listed == {ended: specs.AppState.SUCCEEDED, waits: specs.AppState.CANCELLED}

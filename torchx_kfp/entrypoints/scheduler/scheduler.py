@@ -120,11 +120,12 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
                 return None
             result, roles = record.run.result(), roles_of(record)
             failed = [f"{stage.name} {stage.reason or 'failed'}" for stage in result.stages if stage.state == "failed"]
+            ended = f"ended by {result.reason}" if result.state == "canceled" else result.reason
             return DescribeAppResponse(
                 app_id=app_id,
                 state=STATES[run_state(run.answer)],
                 num_restarts=sum(max(0, stage.attempts - 1) for stage in result.stages),
-                msg=next(iter(failed), result.reason or specs.NONE),
+                msg=next(iter(failed), ended or specs.NONE),
                 ui_url=record.link or None,
                 roles_statuses=role_statuses(result, roles),
                 roles=[
