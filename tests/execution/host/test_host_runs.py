@@ -214,6 +214,8 @@ def test_a_run_is_found_by_each_of_its_names(host: Host, submitted: list[str], k
         assert host.find(name) == first
     assert host.find("latest") == next(iter(host.list())).run_id
     assert host.find("deadbeef") == submitted[3], "a name, although it looks like the beginning of an id"
+    with pytest.raises(UnknownRunError, match=says("no run", first[:3], "at least 4 characters of an id")):
+        host.find(first[:3])
     again = submit(small, name=f"again: {first}", host=kfp_host.url).run_id
     assert host.find(f"again: {first}") == again, "a name may mention another run"
 

@@ -42,6 +42,7 @@ _RUNS, _EXPERIMENTS = f"{V2BETA1}/runs", f"{V2BETA1}/experiments"
 _URL_OF_RUN = re.compile(rf"[a-z]+://.*/({UUID.pattern})(?:[/?&#].*)?")
 #: The beginning of a run id that is long enough to be meant as one.
 _BEGINNING = re.compile(r"[0-9a-f]{4,8}(?:-[0-9a-f-]*)?")
+_SHORT, _TOO_SHORT = re.compile("[0-9a-f]{1,3}"), " Give at least 4 characters of an id."
 #: How many runs are looked at for a name.
 _LOOKED_AT = 300
 #: How many objects of a list the host sends at once, as a run comes with its whole pipeline, and how often at most.
@@ -97,7 +98,7 @@ class Host:
             HostAnswerLostError: the host may have accepted the run, but has not said so.
             HostError: the host does not answer or refuses the run.
         """
-        fields = self.run_body(pipeline, arguments, submission)
+        fields = self._body(pipeline, arguments, submission)
         name = submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}"
         words = shlex.join(self.words)
         if_lost = (
@@ -117,16 +118,8 @@ class Host:
             raise HostAnswerLostError(f"{error} {if_lost}") from None
         return str(run_id)
 
-    def run_body(
-        self,
-        pipeline: Pipeline,
-        arguments: Mapping[str, Any] | None = None,
-        submission: Submission = DEFAULT,
-    ) -> dict[str, Any]:
-        """Return what KFP wants to know of a run, without a name: JSON of v2beta1.
-
-        The experiment is created if it does not exist. Arguments and errors are those of ``submit``.
-        """
+    def _body(self, pipeline: Pipeline, arguments: Mapping[str, Any] | None, submission: Submission) -> dict[str, Any]:
+        """Return what KFP wants to know of a run besides its name; its experiment is created if there is none."""
         given = dict(arguments or {})
         values = complete_arguments(pipeline, given)
         spec, platform = with_storage(pipeline, *pipeline.documents, self.connection.settings)
@@ -177,7 +170,8 @@ class Host:
                 raise UnknownRunError(f"There is no run on {place} that is not archived.")
             return newest.run_id
         found = [run for run in self._looked_up(of_name(wanted)) if run.name == wanted]
-        if not found and _BEGINNING.fullmatch(begin := wanted.lower()):
+        begin = wanted.lower()
+        if not found and _BEGINNING.fullmatch(begin):
             found = [run for run in self._looked_up(in_id(begin)) if run.run_id.startswith(begin)]
         if not found:
             recent = list(self.list(ANY_RUN, limit=_PAGE))
@@ -185,7 +179,7 @@ class Host:
             newest_runs = listed(_described(run) for run in recent)
             raise UnknownRunError(
                 f"There is no run {name!r} on {self.connection.name}{self.in_namespace()}."
-                f"{did_you_mean(wanted, names)} "
+                f"{_TOO_SHORT if _SHORT.fullmatch(begin) else did_you_mean(wanted, names)} "
                 + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
             )
         if len(found) > 1:
