@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +283,13 @@ def test_two_channels_are_two_variables_with_their_types() -> None:
         "lr_float": "NUMBER_DOUBLE",
         "n_int": "NUMBER_INTEGER",
     }
+
+
+@pytest.mark.parametrize("words", [["bash", *["-o"] * 500], ["perl", *["-e"] * 500]], ids=["bash", "perl"])
+def test_many_options_take_no_time(words: list[str]) -> None:
+    def pipeline(value: str) -> None:
+        task_from_app(make_app(entrypoint=words[0], args=[*words[1:], f"{value}"]))
+
+    began = time.process_time()
+    compile_pipeline(pipeline)
+    assert time.process_time() - began < 2

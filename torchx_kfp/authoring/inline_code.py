@@ -21,39 +21,35 @@ from torchx_kfp.errors import ChannelError
 _CHANNEL = "\0"
 
 
-def _interpreter(names: str, options: str, code: str) -> str:
-    """Return a pattern for the lines of a command, from the name of an interpreter to its code.
-
-    ``options`` matches options with their arguments; other options have none.
-    """
-    return rf"^(?:.*/)?(?:{names})(?:[-.]?\d[\w.+-]*)?\n(?:{options}|[-+\0].*\n)*?(?:{code})$"
-
-
-#: Matches the lines of a command up to the one that is code, if each word is a line. Code is what interpreters are
-#: given as such, and every text with a channel for programs that start a shell, or split it into words.
-_CODE = re.compile(
-    "|".join(
-        (
-            _interpreter(
-                r"sh|r?bash|d?ash|[mlop]?ksh|pdksh|loksh|[hmoy]sh|hush|sash|yash|posh|zsh|fish|t?csh|rc|es|oil|nu|elvish"
-                "|xonsh|pwsh|powershell",
-                r"(?:[-+]\w*[oO]|--rcfile|--init-file)\n.*\n",
-                r"(?:[-+]\w*c|--command).*\0.*|(?:[-+](?=\w*[oO])\w*c\w*\n.*|[-+](?!\w*[oO])\w*c\w*|--command)\n"
-                r"(?:[-+].*\n|\0\n)*.*",
-            ),
-            _interpreter(r"i?python|pypy", r"(?:-\w*[WX]|--check-hash-based-pycs)\n.*\n", r"-\w*c(?:\n.*|.*\0.*)"),
-            _interpreter(
-                "perl|ruby|node|nodejs|deno|bun|php|lua|luajit|Rscript|julia|scala|groovy|raku|elixir|osascript",
-                # Several pieces of code may follow one another.
-                r"-\w*[CIMdleEpr]\n[^\0\n]*\n|(?:--eval|--print|eval)\n[^\0\n]*\n",
-                r"(?:-\w*[eEpr]|--eval|--print|eval)\n?.*\0.*",
-            ),
-            r"^(?:.*/)?(?:su|runuser|script|watch|ssh|flock|sg|cmd)\n(?:.*\n)*?(?:\0.+|.+\0.*)$",
-            r"^(?:.*/)?env\n(?:.*\n)*?(?:-\w*S|--split-string)(?:.*\n)*?.*\0.*$",
-        )
-    ),
-    re.ASCII | re.MULTILINE,
+#: Names of interpreters, with a version after them.
+_VERSION = r"(?:[-.]?\d[\w.+-]*)?"
+_SHELLS = re.compile(
+    r"(?:.*/)?(?:sh|r?bash|d?ash|[mlop]?ksh|pdksh|loksh|[hmoy]sh|hush|sash|yash|posh|zsh|fish|t?csh|rc|es|oil|nu|elvish"
+    rf"|xonsh|pwsh|powershell){_VERSION}",
+    re.ASCII,
 )
+_PYTHON = re.compile(rf"(?:.*/)?(?:i?python|pypy){_VERSION}", re.ASCII)
+_OTHERS = re.compile(
+    r"(?:.*/)?(?:perl|ruby|node|nodejs|deno|bun|php|lua|luajit|Rscript|julia|scala|groovy|raku|elixir|osascript)"
+    rf"{_VERSION}",
+    re.ASCII,
+)
+#: Programs that start a shell, or split an argument into words.
+_STARTERS = re.compile(r"(?:.*/)?(?:su|runuser|script|watch|ssh|flock|sg|cmd)")
+_ENV = re.compile(r"(?:.*/)?env")
+#: For each kind of interpreter, the options that are followed by code, and others that are followed by an argument.
+_OPTIONS = {
+    _SHELLS: (r"[-+]\w*c\w*|--command", r"[-+]\w*[oO]|--rcfile|--init-file"),
+    _PYTHON: (r"-\w*c", r"-\w*[WX]|--check-hash-based-pycs"),
+    # Several pieces of code may follow one another.
+    _OTHERS: (r"-\w*[eEpr]|--eval|--print|eval", r"-\w*[CIMdleEpr]|--eval|--print|eval"),
+}
+#: An option with code in the same word, which is known by the channel inside.
+_JOINED = {
+    _SHELLS: re.compile(rf"(?:[-+]\w*c|--command).*{_CHANNEL}.*", re.ASCII | re.DOTALL),
+    _PYTHON: re.compile(rf"-\w*c.*{_CHANNEL}.*", re.ASCII | re.DOTALL),
+    _OTHERS: re.compile(rf"(?:-\w*[eEpr]|--eval|--print|eval).*{_CHANNEL}.*", re.ASCII | re.DOTALL),
+}
 
 #: Shells in which a program's words are read as ``shlex.join`` means them, and options that do not change that.
 _SHELL = re.compile(r"(?:[^ ]*/)?(?:sh|bash|dash|ash)(?: (?:-[aefluvx]+|-[aefluvx]*o pipefail|--\w+))* -[aefluvx]*c")
@@ -109,12 +105,54 @@ def expand_channels(
 
 def _find_code(words: Sequence[str]) -> tuple[int, bool] | None:
     """Return the position of the first word that is code, and whether a shell reads it as ``shlex.join`` means it."""
-    text = "\n".join(word.replace("\n", " ") for word in words)
-    found = _CODE.search(text)
-    if found is None:
+    for start, word in enumerate(words):
+        position = _code_after(words, start, word)
+        if position is not None:
+            return position, _SHELL.fullmatch(" ".join(words[:position])) is not None
+    return None
+
+
+def _code_after(words: Sequence[str], start: int, program: str) -> int | None:
+    """Return the position of the code that the program at ``start`` is given; None if there is none.
+
+    Code is what interpreters are given as such, and every text with a channel for programs that start a shell, or split
+    it into words.
+    """
+    places = range(start + 1, len(words))
+    if _STARTERS.fullmatch(program):
+        return next((at for at in places if _CHANNEL in words[at] != _CHANNEL), None)
+    if _ENV.fullmatch(program):
+        splits = next((at for at in places if re.match(r"-\w*S|--split-string", words[at], re.ASCII)), len(words))
+        return next((at for at in range(splits, len(words)) if _CHANNEL in words[at]), None)
+    kind = next((kind for kind in _OPTIONS if kind.fullmatch(program)), None)
+    if kind is None:
         return None
-    position = text.count("\n", 0, found.end())
-    return position, _SHELL.fullmatch(" ".join(words[:position])) is not None
+    code, argument = (re.compile(pattern, re.ASCII) for pattern in _OPTIONS[kind])
+    # An option may have an argument or not: all places at which another option can be.
+    reached = {start + 1}
+    for at in places:
+        if at not in reached:
+            continue
+        word, after = words[at], words[at + 1] if at + 1 < len(words) else None
+        if _JOINED[kind].fullmatch(word):
+            return at
+        if code.fullmatch(word) and after is not None and (kind is not _OTHERS or _CHANNEL in after):
+            position = _program_of_shell(words, at) if kind is _SHELLS else at + 1
+            if position is not None:
+                return position
+        if argument.fullmatch(word) and after is not None and (kind is not _OTHERS or _CHANNEL not in after):
+            reached.add(at + 2)
+        if word.startswith(("-", "+", _CHANNEL)):
+            reached.add(at + 1)
+    return None
+
+
+def _program_of_shell(words: Sequence[str], option: int) -> int | None:
+    """Return the position of a shell's program: more options may follow the one at ``option``."""
+    at = option + 1 + (re.search("[oO]", words[option].removeprefix("--command")) is not None)
+    while at < len(words) - 1 and (words[at].startswith(("-", "+")) or words[at] == _CHANNEL):
+        at += 1
+    return at if at < len(words) else None
 
 
 def _find_mixed_code(words: Sequence[str]) -> tuple[int, bool] | None:
