@@ -9,6 +9,7 @@ from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
 from tests.documents import documents
+from tests.facts import keep
 from torchx_kfp import task_from_app
 
 #: Words that KFP, Argo or the kubelet would change.
@@ -43,8 +44,12 @@ PLAIN = [
 
 
 def make_app(name: str = "train", *, role: str = "trainer", **fields: Any) -> AppDef:
-    """Return an AppDef with one role, which has these fields."""
+    """Return an AppDef with one role, which has these fields. Its arguments and variables arrive as they are here."""
     fields = {"image": "busybox", "entrypoint": "echo", **fields}
+    if isinstance(fields.get("args"), list):
+        fields["args"] = [*map(keep, fields["args"])]
+    if isinstance(fields.get("env"), dict):
+        fields["env"] = {name: keep(value) for name, value in fields["env"].items()}
     return AppDef(name, roles=[Role(role, **fields)])
 
 

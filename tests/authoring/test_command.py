@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torchx.schedulers import kubernetes_scheduler
 from torchx.specs import macros
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, compile_stage, make_app
@@ -27,7 +28,9 @@ from tests.authoring.kfp_engines import (
     launcher,
     tracked_container,
 )
-from torchx_kfp import task_from_app
+from tests.facts import says
+from torchx_kfp import local, task_from_app
+from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import current_run
 
 PROTOCOL = ["TORCHX_TRACKER_BASE", "TORCHX_JOB_ID", "TORCHX_PARENT_RUN_ID", "TORCHX_PARENT_RUN_IDS", "TORCHX_TRACKERS"]
@@ -184,17 +187,15 @@ def test_places_with_any_names(shells: Path, tmp_path: Path) -> None:
 
 @pytest.mark.versions
 def test_macros_are_replaced() -> None:
-    app = make_app(
-        "my app",
-        args=["${app_id}", "${replica_id}", "[${img_root}]", "$app_id", "$${app_id}", "${other}", "${rank0_env}"],
-        env={"RANK0": "${rank0_env}", "X": "a${app_id}b", "TORCHX_JOB_ID": "mine, as it is not tracked"},
-        entrypoint="${app_id}",
-    )
+    app = make_app("my app", entrypoint="${app_id}")
+    app.roles[0].args = ["${app_id}", "${replica_id}", "[${img_root}]", "$app_id", "$${app_id}", "$$5"]
+    app.roles[0].args += ["${other}", "$$${rank0_env}", "$ $5 ${"]
+    app.roles[0].env = {"RANK0": "${rank0_env}", "X": "a${app_id}b", "TORCHX_JOB_ID": "mine, as it is not tracked"}
     (container,) = containers(compile_stage(app, tracked=False)).values()
     assert container["command"] == [
         *("env", "RANK0=TORCHX_RANK0_HOST", "X=amy appb", "TORCHX_JOB_ID=mine, as it is not tracked"),
         *("TORCHX_RANK0_HOST=localhost", "${app_id}"),
-        *("my app", "0", "[]", "$app_id", "$my app", "${other}", "TORCHX_RANK0_HOST"),
+        *("my app", "0", "[]", "my app", "${app_id}", "$5", "${other}", "$TORCHX_RANK0_HOST", "$ $5 ${"),
     ]
     names = [value for value in vars(macros).values() if isinstance(value, str) and value.startswith("${")]
     assert len(names) >= 4, "also those that the installed torchx has added"
@@ -204,9 +205,11 @@ def test_macros_are_replaced() -> None:
 
 def test_the_shell_idiom_of_torchx_for_the_host_of_rank_0(tmp_path: Path, shells: Path) -> None:
     """A shell expands ``$${${rank0_env}:=localhost}``, as torchx.components.dist documents."""
-    args = ["-c", 'printf %s "$${${rank0_env}:=nobody}" "$${rank0_env}"']
-    done = stage_container(tmp_path, entrypoint="sh", args=args).run(shells)
-    assert done.stdout.startswith(b"localhost"), done.stderr
+    args = ["-c", 'printf "%s " "$${${rank0_env}:=nobody}" "$$${rank0_env}"']
+    app = make_app(entrypoint="sh")
+    app.roles[0].args = args
+    done = tracked_container(compile_stage(app), "train", tmp_path).run(shells)
+    assert done.stdout == b"localhost localhost ", done.stderr
 
 
 @pytest.mark.parametrize("beside", ["日本語\u3000", "a\u00a0b", "\U0001f469\u200d\U0001f4bb", "é\u200b", "\x85\u2028"])
@@ -218,3 +221,49 @@ def test_text_of_any_language_may_stand_beside_a_channel(beside: str, shells: Pa
 
     done = container_of(compile_pipeline(pipeline), "train", inputs={"text": "x"}).run(shells)
     assert done.stdout.decode() == f"{beside}x{beside}"
+
+
+ODD = {"my.var": "a b", "discovery.type": "x=$(y)", "my-var": "", "ok": "1"}
+
+
+@pytest.mark.parametrize(
+    ("field", "option"),
+    [
+        ({}, {}),
+        ({"max_retries": 1}, {}),
+        ({}, {"results": {}}),
+        ({}, {"may_fail": True}),
+        ({}, {"engine": "job"}),
+        ({"num_replicas": 2}, {"engine": "job", "results": {}}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("code", [None, "code"])
+def test_variables_with_names_that_no_shell_passes_on(
+    field: dict[str, Any], option: dict[str, Any], code: str | None, tmp_path: Path, shells: Path, monkeypatch: Any
+) -> None:
+    """Those of Spring and Elasticsearch have dots; dash and busybox drop them."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    program = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
+    found = tmp_path / "environ-${replica_id}"
+    app = make_app(entrypoint="python", args=["-c", program, str(found)], env=ODD, **field)
+
+    def pipeline(tracker_base: str, workspace: str = "") -> None:
+        task_from_app(app, tracker_base=tracker_base, workspace=workspace, **option)
+
+    monkeypatch.setenv("PATH", f"{shells}:{os.environ['PATH']}")
+    folder = code and str(tmp_path / code)
+    local.run(pipeline, {"tracker_base": str(tmp_path / "r")}, output_dir=tmp_path / "runs", workspace=folder)
+    for index in range(field.get("num_replicas", 1)):
+        environ = json.loads(Path(str(found).replace("${replica_id}", str(index))).read_text())
+        assert {name: environ.get(name) for name in ODD} == ODD
+
+
+@pytest.mark.skipif(
+    not hasattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH"), reason="this torchx has no variables of fields"
+)
+def test_a_field_of_the_pod_in_a_variable_that_no_shell_passes_on() -> None:
+    app = make_app(env={"my.node": "[FIELD_PATH]spec.nodeName"})
+    with pytest.raises(AppDefError, match=says("'my.node'", "field of the pod", "letters")):
+        compile_stage(app)

@@ -126,7 +126,7 @@ def test_values_of_every_type_arrive(tmp_path: Path) -> None:
 
 
 def test_star_args_are_constants() -> None:
-    component = component_from_function(show, args=["a b", "$$"])
+    component = component_from_function(show, args=["a b", "$$$$"])
     assert set(inputs_of(component)) == {"image"}
     assert component.component_spec.implementation.container.command[-2:] == ["a b", "\\0044$"]
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchx.components import dist, utils
+from torchx.specs import macros
 
 from tests.authoring.apps import compile_pipeline, load, make_app
 from tests.authoring.kfp_engines import containers, tracked_container
@@ -228,7 +229,7 @@ def test_torchxs_sh_quotes_its_arguments(tmp_path: Path, value: str, tracked: bo
     def pipeline(text: str = "", tracker_base: str = "") -> None:
         base = tracker_base if tracked else None
         # Arguments may be called like builtins.
-        task_from_app(utils.sh("printf", "%s|", "eval", f"{text}", f"--x={text}", "$HOME $$"), tracker_base=base)
+        task_from_app(utils.sh("printf", "%s|", "eval", f"{text}", f"--x={text}", "$HOME $$$$"), tracker_base=base)
 
     stage = compile_pipeline(pipeline)
     done = run_stage(stage, "sh", tmp=tmp_path, text=value)
@@ -240,8 +241,8 @@ def test_torchxs_sh_quotes_its_arguments(tmp_path: Path, value: str, tracked: bo
 def test_ddp_gets_the_words_that_its_value_would_give(j: str, options: dict[str, str], tmp_path: Path) -> None:
     def program(value: str) -> str:
         text = dist.ddp("--x", value, "a b", "it's", "", "x\ny", "ü", j=j, **options).roles[0].args[1]
-        text = text.replace("$${${rank0_env}", "${TORCHX_RANK0_HOST")
-        return text.replace("${app_id}", "run").replace("${replica_id}", "0")
+        values = macros.Values("", app_id="run", replica_id="0", rank0_env="TORCHX_RANK0_HOST")
+        return values.substitute(text)
 
     (tmp_path / "torchrun").write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     (tmp_path / "torchrun").chmod(0o755)

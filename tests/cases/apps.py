@@ -5,6 +5,8 @@ from typing import Any
 
 from torchx.specs import AppDef, Role
 
+from tests.facts import keep
+
 #: Records its arguments, one of its variables, and the arguments of the stages that it reads.
 ECHO = """
 import json, os, sys
@@ -30,12 +32,14 @@ os.system(sys.argv[2])
 
 def python(name: str, code: str, *args: Any, **fields: Any) -> AppDef:
     """Return an application that runs this code."""
-    return AppDef(name, [Role(name, image="python:3.11", entrypoint="python3", args=["-c", code, *args], **fields)])
+    words = [*map(keep, ["-c", code, *args])]
+    return AppDef(name, [Role(name, image="python:3.11", entrypoint="python3", args=words, **fields)])
 
 
 def shell(name: str, script: str, *args: Any, **fields: Any) -> AppDef:
     """Return an application that runs this script, in an image that has a shell only."""
-    return AppDef(name, [Role(name, image="busybox", entrypoint="sh", args=["-c", script, "sh", *args], **fields)])
+    words = [*map(keep, ["-c", script, "sh", *args])]
+    return AppDef(name, [Role(name, image="busybox", entrypoint="sh", args=words, **fields)])
 
 
 def echo(name: str, *args: Any, **fields: Any) -> AppDef:

@@ -1,14 +1,12 @@
 """The application of a role: its entrypoint, arguments, variables and image, with macros applied.
 
-TorchX substitutes macros with ``string.Template``, which also turns ``$$`` into ``$``. Here, only macros are replaced,
-so that all other text reaches the application as it is in the AppDef. There are two exceptions: ``$${${rank0_env}``,
-which ``dist.ddp`` writes, becomes ``${TORCHX_RANK0_HOST``, the shell's expansion of the variable that the macro names;
-and in a program of a shell, a channel becomes the expansion of a variable that has its value (``expand_channels``).
+Args, the values of env and the overlays of pods get the values of TorchX's macros, by TorchX's own code. It uses
+``string.Template``, so ``$$`` becomes ``$``, as for TorchX's schedulers. In a program of a shell, a channel becomes the
+expansion of a variable that has its value (``expand_channels``).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +26,7 @@ from torchx_kfp.authoring.appdef import (
 )
 from torchx_kfp.authoring.channels import check_text, ir_type, parse, parse_checked
 from torchx_kfp.authoring.inline_code import expand_channels
+from torchx_kfp.authoring.naming import is_shell_variable
 from torchx_kfp.authoring.options import (
     PROTOCOL_VARIABLES,
     StageOptions,
@@ -43,7 +42,6 @@ from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.scripts import retry_words, workspace_words
 from torchx_kfp.errors import AppDefError, ChannelError
 
-_MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
 #: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None in versions without them.
 _FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
 #: The exit code of a launcher, or of the program that unpacks a workspace, if it could not start the application, as
@@ -124,25 +122,14 @@ def role_application(
     of_stage = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if options.tracker_base is not None else ()
     secrets = options.secrets or {}
     check_variables(role.env, secrets, (*of_stage, *(protocol.OF_REPLICAS if replicas else ())), where)
-    # The values of ``torchx.specs.macros``. ``app_id`` is the AppDef's name, because a value that changed with each run
-    # would defeat KFP's caching. In a container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler, where
-    # ``base_img_root`` is deprecated.
-    macros = {
-        "img_root": "",
-        "base_img_root": "",
-        "app_id": app.name,
-        "replica_id": parameter_text(REPLICA) if replicas else "0",
-        "rank0_env": protocol.RANK0_HOST,
-    }
-    texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
+    values = macro_values(app, parameter_text(REPLICA) if replicas else "0")
     variables: dict[str, Any] = dict(role.env)
-    if not replicas and any("${rank0_env}" in text for text in texts):
+    texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
+    if not replicas and any(protocol.RANK0_HOST in values.substitute(text) for text in texts):
         variables.setdefault(protocol.RANK0_HOST, "localhost")
 
     def read(value: object, place: str) -> Text:
-        if isinstance(value, str):  # in one pass: a value that looks like a macro stays as it is
-            value = _MACRO.sub(lambda found: ("${" if found[1] else "") + macros[found[2]], value)
-        return parse(value, place)
+        return parse(values.substitute(value) if isinstance(value, str) else value, place)
 
     env: dict[str, Text] = {}
     field_paths: dict[str, str] = {}
@@ -159,9 +146,13 @@ def role_application(
                     "the pipeline is compiled."
                 )
             field_paths[key] = parts[0].removeprefix(_FIELD_PATH)
+            if not is_shell_variable(key):
+                raise AppDefError(
+                    f"{place} names a field of the pod, but shells do not pass on a variable of that name. Give it a "
+                    "name of ASCII letters, digits and '_'."
+                )
         else:
             env[key] = parts
-    # TorchX applies macros only to args and env.
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
     args, expanded = expand_channels(entrypoint, args, where, {*variables, *secret_variables(secrets)})
@@ -170,9 +161,23 @@ def role_application(
         env[protocol.STAGE_INPUTS] = (":".join(options.inputs),)
     args = [check_text(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     image = parse_checked(role.image, f"image of {where}")
+    # A shell before the application would drop these.
+    odd = {name: env.pop(name) for name in [*env] if not is_shell_variable(name)}
+    words = [*(_assignments(odd, where, entrypoint) if odd else ()), entrypoint, *args]
     workspace = role_workspace(role, options)
     unpacker = [*((word,) for word in workspace_words("")[:-1]), workspace] if workspace else []
-    return Application((entrypoint, *args), env, field_paths, image, unpacker, (LAUNCHER_FAILED,) if workspace else ())
+    return Application(words, env, field_paths, image, unpacker, (LAUNCHER_FAILED,) if workspace else ())
+
+
+def macro_values(app: specs.AppDef, replica: str) -> specs.macros.Values:
+    """Return the values of TorchX's macros.
+
+    ``app_id`` is the AppDef's name, because a value that changed with each run would defeat KFP's caching. In a
+    container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler, where ``base_img_root`` is deprecated.
+    """
+    return specs.macros.Values(
+        img_root="", base_img_root="", app_id=app.name, replica_id=replica, rank0_env=protocol.RANK0_HOST
+    )
 
 
 def parse_workspace(workspace: object) -> Text:
@@ -214,17 +219,21 @@ def env_words(application: Application, where: str, *, first: bool) -> tuple[Tex
 
     ``first`` tells whether these words begin the command: older backends do not fill placeholders into the first one.
     """
-    assignments = [
-        check_text(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}")
-        for name, parts in application.env.items()
-    ]
     entrypoint = () if application.starter else application.words[0]
-    if not assignments and not (first and entrypoint and not is_constant(entrypoint)):
+    if not application.env and not (first and entrypoint and not is_constant(entrypoint)):
         return ()
+    return _assignments(application.env, where, entrypoint)
+
+
+def _assignments(env: Mapping[str, Text], where: str, entrypoint: Text) -> tuple[Text, ...]:
+    """Return the words of ``env`` that set these variables before the entrypoint."""
     if any(isinstance(part, str) and "=" in part for part in entrypoint):
         shown = "".join(part if isinstance(part, str) else f"<{part.name}>" for part in entrypoint)
         raise AppDefError(
             f"The entrypoint of {where} contains '=' ({shown!r}), so the `env` before it takes it for a "
             "variable. Call it through a shell or a link without '='."
         )
-    return (("env",), *assignments)
+    words = [
+        check_text(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}") for name, parts in env.items()
+    ]
+    return (("env",), *words)

@@ -26,6 +26,7 @@ def pod_template(
     role: specs.Role,
     name: str,
     position: int,
+    values: specs.macros.Values,
     *,
     image: str | Manifest,
     env: Sequence[Mapping[str, Any]],
@@ -41,6 +42,7 @@ def pod_template(
         role: the role.
         name: its name in Kubernetes.
         position: its position in the AppDef, by which markers name it.
+        values: those of TorchX's macros, for the overlay.
         image: its image, or a marker.
         env: the variables from secrets and fields of the pod.
     """
@@ -63,7 +65,7 @@ def pod_template(
     }
     pod["spec"] = {field: value for field, value in spec.items() if value}
     pod["metadata"]["labels"] = {STAGE_LABEL: marker("name"), ROLE_LABEL: name}
-    return _overlaid(pod, _overlay(role))
+    return _overlaid(pod, _overlay(role, values))
 
 
 def parse_ports(role: specs.Role) -> dict[str, int]:
@@ -80,7 +82,7 @@ def parse_ports(role: specs.Role) -> dict[str, int]:
     return ports
 
 
-def _overlay(role: specs.Role) -> Mapping[str, Any]:
+def _overlay(role: specs.Role, values: specs.macros.Values) -> Mapping[str, Any]:
     """Return the changes of the pod that ``metadata["kubernetes"]`` asks for.
 
     TorchX's nightly stores them as ``{"V1Pod": changes}``, and still accepts the changes themselves.
@@ -95,13 +97,27 @@ def _overlay(role: specs.Role) -> Mapping[str, Any]:
             f"metadata['kubernetes'] of role {role.name!r} is {given!r}. Give a dict that changes the pod, such as "
             "{'spec': {'tolerations': [...]}}."
         )
+    changes: Mapping[str, Any] = _with_macros(found, values)
     try:
-        json.dumps(found, allow_nan=False)
+        text = json.dumps(changes, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise AppDefError(
             f"metadata['kubernetes'] of role {role.name!r} cannot be written as JSON: {error}. Got: {given!r}."
         ) from None
-    return found
+    if values.replica_id in text and role.num_replicas > 1:
+        raise AppDefError(
+            f"metadata['kubernetes'] of role {role.name!r} has ${{replica_id}}, but its {role.num_replicas} replicas "
+            "have one template for all pods. Use ${replica_id} in args and env, or a field of the pod."
+        )
+    return changes
+
+
+def _with_macros(value: Any, values: specs.macros.Values) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_macros(item, values) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_with_macros(item, values) for item in value)
+    return values.substitute(value) if isinstance(value, str) else value
 
 
 def _overlaid(base: Manifest, overlay: Mapping[str, Any]) -> Manifest:

@@ -69,10 +69,16 @@ def function_app(
         )
     words = [f"{each}={_text(name, value, *parameters[each])}" for each, value in arguments.items()]
     args = ["-m", call.__name__, "-m", module, name, *words]
-    role = specs.Role(name, image, entrypoint="python", args=args, env=dict(env or {}))
+    variables = {key: _exact(value) for key, value in (env or {}).items()}
+    role = specs.Role(name, image, entrypoint="python", args=[*map(_exact, args)], env=variables)
     if resource is not None:
         role.resource = resource
     return specs.AppDef(name, [role])
+
+
+def _exact(value: Any) -> Any:
+    """Return text that arrives as it is, although TorchX's macros are replaced in it."""
+    return value.replace("$", "$$") if isinstance(value, str) else value
 
 
 def typed_parameters(

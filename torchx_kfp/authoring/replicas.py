@@ -18,13 +18,13 @@ from torchx_kfp.authoring.appdef import (
     shown_value,
     whole_number,
 )
-from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, role_application
+from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, macro_values, role_application
 from torchx_kfp.authoring.channels import contains_channel, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine, marker, restarts_alone
 from torchx_kfp.authoring.naming import component_name
 from torchx_kfp.authoring.options import StageOptions, tracker_env
 from torchx_kfp.authoring.pods import pod_template
-from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant
+from torchx_kfp.authoring.references import REPLICA, Reference, Text, check_word, is_constant, parameter_text
 from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import carried_program, launcher_words
@@ -118,6 +118,7 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
                 role,
                 name,
                 position,
+                macro_values(app, "0" if role.num_replicas == 1 else parameter_text(REPLICA)),
                 image=marker(f"{position}.image") if described[-1].image else role.image,
                 env=_variables(options, application),
             )

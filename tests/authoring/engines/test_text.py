@@ -14,29 +14,22 @@ from tests.authoring.engines.filled import launched
 from tests.authoring.kfp_engines import kubelet
 from tests.facts import says
 from torchx_kfp import engines
-from torchx_kfp.errors import ChannelError
+from torchx_kfp.errors import AppDefError, ChannelError
 
 pytestmark = pytest.mark.versions
 
 ID = "${replica_id}"
-#: Any text but other macros, and ``$${`` before a macro, which TorchX turns into ``${``.
 PIECES = st.sampled_from([*HOSTILE, *PLAIN, ID, "1000000000", "1", "0" * 9]) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
 )
-TEXTS = (
-    st.lists(PIECES, min_size=1, max_size=5)
-    .map("".join)
-    .filter(
-        lambda text: (
-            not any(other in text for other in ("$${${", macros.rank0_env, macros.app_id, macros.img_root, "{{channel"))
-        )
-    )
-)
+TEXTS = st.lists(PIECES, min_size=1, max_size=5).map("".join).filter(lambda text: "{{channel" not in text)
 VALUES: Any = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80)
 
 
 def expanded(text: str, index: int) -> str:
-    return text.replace(ID, str(index))
+    """Return what TorchX's schedulers hand to a replica."""
+    values = macros.Values("", base_img_root="", app_id="train", replica_id=str(index), rank0_env="TORCHX_RANK0_HOST")
+    return values.substitute(text)
 
 
 def processes(manifest: dict[str, Any], index: int) -> tuple[list[str], dict[str, str]]:
@@ -57,11 +50,12 @@ def test_arguments_and_variables_on_a_cluster(tracked: bool, args: list[str], va
     env = {"FIRST": values[0], "b.c": values[1]}
     found = launched(app(role(args=args, env=env)), engines.Job(), tracked=tracked)
     # The launcher inherits constant variables, and hands them on.
-    inherited = {name: value for name, value in env.items() if ID not in value}
+    inherited = {} if ID in values[0] else {"FIRST": expanded(values[0], 2)}
     command, environ = processes(found.manifest(environ=inherited), 2)
     assert command[:2] == ["sh", "-c"]
-    assert command[4:] == ["python3", *(expanded(text, 2) for text in args)]
-    assert {name: environ[name] for name in env} == {name: expanded(value, 2) for name, value in env.items()}
+    odd = f"b.c={expanded(values[1], 2)}"
+    assert command[4:] == ["env", odd, "python3", *(expanded(text, 2) for text in args)]
+    assert environ["FIRST"] == expanded(values[0], 2)
 
 
 @settings(max_examples=20)
@@ -76,7 +70,25 @@ def test_the_specification_arrives_as_it_was_written(texts: dict[str, str]) -> N
     arrived = launched(made, engine).spec
     assert arrived == distributed(made, engine).spec
     template = arrived["object"]["spec"]["template"]
-    assert template["metadata"]["annotations"].items() >= annotations.items()
+    arrives = {key: expanded(text, 0) for key, text in annotations.items()}
+    assert template["metadata"]["annotations"].items() >= arrives.items()
+
+
+def test_macros_of_an_overlay() -> None:
+    overlay = {
+        "metadata": {"annotations": {"app": "${app_id}", "cost": "$$5", "rank0": "${rank0_env}"}},
+        "spec": {"tolerations": [{"key": "${app_id}"}], "volumes": [{"name": "x", "args": ["$app_id", "${img_root}"]}]},
+    }
+    (template,) = distributed(app(role(metadata={"kubernetes": overlay}))).pods()
+    annotations = template["metadata"]["annotations"]
+    assert [annotations[key] for key in ("app", "cost", "rank0")] == ["train", "$5", "TORCHX_RANK0_HOST"]
+    assert template["spec"]["tolerations"] == [{"key": "train"}]
+    assert template["spec"]["volumes"][-1]["args"] == ["train", ""]
+    index = {"metadata": {"annotations": {"index": "r${replica_id}"}}}
+    (template,) = distributed(app(role(num_replicas=1, metadata={"kubernetes": index}))).pods()
+    assert template["metadata"]["annotations"]["index"] == "r0"
+    with pytest.raises(AppDefError, match=says("${replica_id}", "'trainer'", "3 replicas", "field of the pod")):
+        distributed(app(role(metadata={"kubernetes": index})))
 
 
 # Names

@@ -19,6 +19,7 @@ from torchx.specs import AppDef, RetryPolicy, Role
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline, load
 from tests.authoring.kfp_engines import Container, container_of
+from tests.facts import keep
 from torchx_kfp import engines, task_from_app
 
 #: Only one pipeline can be defined at a time.
@@ -140,7 +141,8 @@ LOSS = {"results": {"loss": float}}
 
 def python(program: str, *, replicas: int = 2, **fields: Any) -> AppDef:
     """Return an AppDef whose replicas run a Python program."""
-    arguments = ["-u", "-c", program, *fields.pop("arguments", ())]
+    arguments = [*map(keep, ["-u", "-c", program, *fields.pop("arguments", ())])]
+    fields["env"] = {name: keep(value) for name, value in fields.get("env", {}).items()}
     role = Role("trainer", image="any", entrypoint="python", args=arguments, num_replicas=replicas, **fields)
     return AppDef("train", roles=[role])
 

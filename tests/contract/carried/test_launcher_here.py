@@ -20,7 +20,7 @@ from torchx.specs import AppDef, RetryPolicy, Role
 
 from tests.contract.carried.behaviours import BEHAVIOURS, ROWS, CompiledStage, outputs, run_here
 from tests.execution.local.test_failures import alive
-from tests.facts import says
+from tests.facts import keep, says
 from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp import engines
 from torchx_kfp.tracking import FsspecResultTracker
@@ -71,7 +71,7 @@ def role(name: str, replicas: int, *command: str, restarts: int = 0, **fields: A
     """Return a role; ``restarts`` is how often each replica is started again."""
     if restarts:
         fields |= {"max_retries": restarts, "retry_policy": RetryPolicy.REPLICA}
-    fields |= {"image": "any", "entrypoint": command[0], "args": list(command[1:]), "num_replicas": replicas}
+    fields |= {"image": "any", "entrypoint": command[0], "args": [*map(keep, command[1:])], "num_replicas": replicas}
     return Role(name, **fields)
 
 

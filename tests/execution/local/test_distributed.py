@@ -11,7 +11,7 @@ from torchx.specs import AppDef, BindMount, Resource, Role
 from tests.execution.local.test_failures import alive
 from tests.execution.local.test_signals import HANGS, read_pids
 from tests.execution.local.test_signals import start as start
-from tests.facts import says
+from tests.facts import keep, says
 from tests.watching import Heard
 from torchx_kfp import engines, task_from_app
 from torchx_kfp.errors import UnsupportedPipelineError
@@ -19,7 +19,7 @@ from torchx_kfp.local import StageReplicas, Watch, check_supported, load_pipelin
 
 
 def role(name, replicas, *command, **fields):
-    entrypoint, *args = command
+    entrypoint, *args = map(keep, command)
     fields.setdefault("image", "image:1")
     return Role(name, entrypoint=entrypoint, args=args, num_replicas=replicas, **fields)
 
