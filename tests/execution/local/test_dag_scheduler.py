@@ -3,6 +3,7 @@
 # The oldest supported kfp knows only typing's names of generic types.
 # ruff: noqa: UP006, UP035
 
+import threading
 import time
 from typing import List
 
@@ -11,6 +12,7 @@ from kfp import dsl
 
 from tests.execution.local.components import shell, write
 from tests.watching import Heard
+from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.local import StageFinished, StageStarted
 
 
@@ -86,3 +88,32 @@ def test_the_items_of_all_loops_are_limited(execute, execute_failing):
     told = "loops over 3 items, but all loops of a run together may have 7"
     assert any(told in reason for reason in reasons), reasons
     assert any("max_items of local.run" in reason for reason in reasons)
+
+
+def test_a_stage_that_the_cache_looks_for_holds_up_no_other(execute, monkeypatch):
+    """To find out, it may walk a large artifact, inspect an image or ask a store, which takes time."""
+    get, other_ended, looked = Cache.get, threading.Event(), []
+
+    def slow(self, key):
+        looked.append(key)
+        if len(looked) == 1:
+            assert other_ended.wait(20)
+        return get(self, key)
+
+    monkeypatch.setattr(Cache, "get", slow)
+
+    @dsl.pipeline
+    def pipeline():
+        write(x="slow")
+        write(x="x")
+        write(x="y")
+
+    ended = []
+
+    def hear(event):
+        if isinstance(event, StageFinished):
+            ended.append(event.result.name)
+            other_ended.set()
+
+    execute(pipeline, parallelism=2, watch=Heard(on_event=hear)).raise_for_failure()
+    assert sorted(ended) == ["write", "write-2", "write-3"]

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,8 @@ class Cache:
         self._code = code
         self._warn = functools.cache(warn)  # each sentence once
         self._recorded: dict[tuple[str, str], frozenset[str]] = {}
+        #: Held while the code of a stage is looked for, and while a store is asked: stages are looked up in threads.
+        self._looking, self._asking = threading.Lock(), threading.Lock()
         self._stamp = functools.cache(_stamp_if_there)
         self._stored: set[str] = set()
         self._written = self._read_written()
@@ -160,7 +163,8 @@ class Cache:
             return StageKey(parts)
         assert self._code is not None
         try:
-            code = self._code.of(plan)
+            with self._looking:
+                code = self._code.of(plan)
         except WorkspaceError as error:
             self._warn(f"The stages that use its files are not cached: {error}")
             return None
@@ -195,13 +199,14 @@ class Cache:
         A full disk, a folder that cannot be written and a file that goes meanwhile are not errors: the stage runs
         again next time.
         """
-        if self._code is not None:
-            self._code.look_again()
         # The files may change meanwhile: other processes write what a stage has registered.
         with contextlib.suppress(OSError):
-            if not self._written.issuperset(written):
-                self._written.update(written, self._read_written())
-                self._write(self.folder / _WRITTEN, sorted(filter(os.path.exists, self._written)))
+            with self._looking:
+                if self._code is not None:
+                    self._code.look_again()
+                if not self._written.issuperset(written):
+                    self._written.update(written, self._read_written())
+                    self._write(self.folder / _WRITTEN, sorted(filter(os.path.exists, self._written)))
             if key is None:
                 return
             files = {} if key.code is None else key.code.files
@@ -276,9 +281,10 @@ class Cache:
         place = base, run_id.partition("/")[0]
         try:
             recorder = Recorder(absolute_base(base, self._directory), patience=SHORT_PATIENCE)
-            if place not in self._recorded:
-                self._recorded[place] = frozenset()
-                self._recorded[place] = frozenset(recorder.keys(place[1]))
+            with self._asking:
+                if place not in self._recorded:
+                    self._recorded[place] = frozenset()
+                    self._recorded[place] = frozenset(recorder.keys(place[1]))
             artifacts = recorder.record(run_id, "artifacts").artifacts.values() if urls else ()
             there = {artifact.path for artifact in artifacts if artifact.stored and artifact.stored.are_there()}
         except TrackerError:

@@ -1,8 +1,8 @@
 """Run the tasks of a pipeline: a task begins as soon as the tasks before it have ended; a stage then waits for room.
 
-One thread, the caller's, decides everything: the threads of attempts, and signals, only say what has happened. A stage
-ends in ``_end``: with the result of its last attempt (``_take``), with that of another run (``_recall``), or because it
-cannot be started (``_fail``); those that do not run end in ``_pass_over``.
+One thread, the caller's, decides everything: the threads that prepare attempts and run them, and signals, only say what
+has happened. A stage ends in ``_end``: with the result of its last attempt (``_take``), with that of another run
+(``_proceed``), or because it cannot be started (``_fail``); those that do not run end in ``_pass_over``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
@@ -67,10 +67,14 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 #: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
-#: Seconds between looks whether the run was ended, while a store is asked.
-_POLL = 0.1
+#: Seconds for which a stage that is being prepared keeps its place before those after it.
+_PATIENCE = 1.0
 #: Seconds that an attempt has to end after its processes were killed.
 _LEAVE = 5.0
+
+
+#: The plan of an attempt, and what the cache has in its place.
+_Prepared: TypeAlias = tuple[AttemptPlan, StageResult | None]
 
 
 @dataclass
@@ -136,7 +140,7 @@ class Scheduler:
         self._cache = cache
         self._fresh = fresh
         #: What attempts say, each with its pod's name. None only wakes the scheduler.
-        self._messages: queue.SimpleQueue[tuple[str, StageResult | ReplicaCount] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         #: What to do and when: tasks begin, DAGs are closed; first of all, signals and a failure end the run.
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -145,6 +149,8 @@ class Scheduler:
         #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
         self._waiting: deque[TaskRun] = deque()
         self._retrying: dict[TaskRun, None] = {}
+        #: Stages that are being prepared, in order: since when, and what will be known.
+        self._preparing: dict[TaskRun, tuple[float, futures.Future[_Prepared]]] = {}
         self._running: dict[str, _Running] = {}
         #: The attempts that have written and registered a path.
         self._written: dict[str, list[_Running]] = {}
@@ -155,6 +161,8 @@ class Scheduler:
         self._executions = defaultdict[tuple[str, tuple[int, ...]], dict[str, None]](dict)
         for name in done:
             self._index(name)
+        #: Writes to the cache, one thing after the other: it looks at all files of an artifact.
+        self._in_order = futures.ThreadPoolExecutor(1)
         #: Why nothing more begins, and the signal that ends the run.
         self._stopped: _Stop | None = None
         self.signal: signal.Signals | None = None
@@ -175,6 +183,8 @@ class Scheduler:
             # A listener raised the exception; it must not get more events.
             self._kill()
             raise
+        finally:
+            self._in_order.shutdown()
         root.failed |= bool(self.reason)
         return root
 
@@ -195,7 +205,7 @@ class Scheduler:
         left = self._agenda[0][0] - time.monotonic() if self._agenda else _LOOK_UP
         with contextlib.suppress(queue.Empty):
             if message := self._messages.get(timeout=min(_LOOK_UP, max(0.0, left))):
-                self._take(*message)
+                message()
 
     def _later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (time.monotonic() + delay, next(self._order), action))
@@ -225,10 +235,11 @@ class Scheduler:
         for pod_name, running in self._running.items():
             if stop.ends(running.run):
                 self._end_attempt(pod_name, State.CANCELED, stop.ended)
-        for run in [*self._retrying, *self._waiting]:
+        for run in [*self._retrying, *self._preparing, *self._waiting]:
             if stop.ends(run):
                 self._retrying.pop(run, None)
                 self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
+                self._preparing.pop(run, None)
         self._waiting = deque(run for run in self._waiting if not stop.ends(run))
 
     def _end_attempt(self, pod_name: str, state: State, reason: str) -> None:
@@ -381,64 +392,56 @@ class Scheduler:
         self._waiting.append(run)
 
     def _start_next(self) -> bool:
-        """Start the next stage, or find that it need not run. Return False if there is none, or no room for it."""
-        if not self._waiting or len(self._running) >= self._options.parallelism:
+        """Prepare the next stage. Return False if there is none, or no room for it."""
+        if not self._waiting or len(self._running) + len(self._preparing) >= self._options.parallelism:
             return False
         run = self._waiting.popleft()
-        plan = self._plan(run)
-        if plan is not None and (run.tries or not self._recall(run, plan)):
-            self._start(run, plan)
+        pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
+        prepared: futures.Future[_Prepared] = futures.Future()
+
+        def prepare() -> None:
+            try:
+                prepared.set_result(self._prepare(run, pod_name))
+            except BaseException as error:  # the scheduler's thread raises it
+                prepared.set_exception(error)
+            self._messages.put(self._proceed)
+
+        self._preparing[run] = time.monotonic(), prepared
+        threading.Thread(target=prepare, daemon=True).start()
+        self._later(_PATIENCE, self._proceed)
         return True
 
-    def _plan(self, run: TaskRun) -> AttemptPlan | None:
-        """Return the plan of the stage's next attempt; None if there cannot be one, and the stage has failed."""
-        try:
-            pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
-            plan = plan_attempt(run, self._context, pod_name)
-        except Exception as error:  # whatever it is, other tasks go on
-            self._fail(run, error)
-            return None
-        return plan
+    def _prepare(self, run: TaskRun, pod_name: str) -> _Prepared:
+        """Return the plan of the stage's next attempt, and what the cache has in place of the first one.
 
-    def _recall(self, run: TaskRun, plan: AttemptPlan) -> bool:
-        """Tell whether the stage need not run, and if so, end it with its earlier result."""
-        if self._cache is None:
-            return False
-        try:
-            found = self._ask(run, partial(self._look_up, self._cache, run, plan))
-        except Exception as error:  # whatever it is, other tasks go on
-            self._fail(run, error)
-            return True
-        if stop := self._stop_of(run):
-            self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
-            return True
-        if found is not None:
-            found = dataclasses.replace(found, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time())
-            self._end(run, dataclasses.replace(found, name=run.name, task=run.task.name))
-        return found is not None
-
-    def _look_up(self, cache: Cache, run: TaskRun, plan: AttemptPlan) -> StageResult | None:
-        """Return what the cache has for a stage. This is not in the scheduler's thread: files and stores are read."""
-        run.key = cache.key(plan, run, self._context)
+        This is not in the scheduler's thread, since it reads files, stores and images, and a store may be silent.
+        """
+        plan = plan_attempt(run, self._context, pod_name)
+        if self._cache is None or run.tries:
+            return plan, None
+        self._in_order.submit(bool).result()  # what the stages before it have written may be its code
+        run.key = self._cache.key(plan, run, self._context)
         is_fresh = without_indices(run.name) in self._fresh
-        return cache.get(run.key) if run.key is not None and not is_fresh else None
+        return plan, self._cache.get(run.key) if run.key is not None and not is_fresh else None
 
-    def _ask(self, run: TaskRun, get: Callable[[], StageResult | None]) -> StageResult | None:
-        """Return what a store has for a stage. The store may be silent: meanwhile, a signal can end the run."""
-        answer: futures.Future[StageResult | None] = futures.Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(get())
-            except BaseException as error:  # the scheduler's thread raises it
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, daemon=True).start()
-        while self._stop_of(run) is None:
-            if futures.wait([answer], _POLL).done:
-                return answer.result()
-            self._act()
-        return None
+    def _proceed(self) -> None:
+        """Start the stages that are prepared, in order, unless the cache has them. A slow one is overtaken in time."""
+        for run, (began, prepared) in list(self._preparing.items()):
+            if not prepared.done():
+                if time.monotonic() - began < _PATIENCE:
+                    return
+            elif self._preparing.pop(run, None) is not None:  # it may have been passed over meanwhile
+                try:
+                    plan, found = prepared.result()
+                except Exception as error:  # whatever it is, other tasks go on
+                    self._fail(run, error)
+                    continue
+                if found is None:
+                    self._start(run, plan)
+                else:
+                    facts: dict[str, Any] = {"duration": 0.0, "attempts": 0, "started_at": time.time()}
+                    named = dataclasses.replace(found, name=run.name, task=run.task.name, state=State.CACHED, **facts)
+                    self._end(run, named)
 
     def _start(self, run: TaskRun, plan: AttemptPlan) -> None:
         self._attempts[run.name] += 1
@@ -447,7 +450,10 @@ class Scheduler:
             run.started, run.started_at = time.monotonic(), time.time()
         pod_name = plan.pod_name
         attempt = Attempt(
-            plan, self._context.containers, self._lines, lambda message: self._messages.put((pod_name, message))
+            plan,
+            self._context.containers,
+            self._lines,
+            lambda message: self._messages.put(partial(self._take, pod_name, message)),
         )
         # Record this before the start: if the runner is killed now, the attempt's folder is known.
         self._listener(
@@ -504,7 +510,7 @@ class Scheduler:
             return
         self._end(run, result)
         if self._cache is not None:
-            self._cache.put(run.key, self._results[run.name], running.attempt.written)
+            self._in_order.submit(self._cache.put, run.key, self._results[run.name], running.attempt.written)
 
     def _clash(self, running: _Running) -> str:
         """Return why artifacts of an attempt may be those of another one, which ran at the same time; empty if not."""
@@ -514,7 +520,7 @@ class Scheduler:
             others.append(running)
             for other in at_once:
                 if self._cache is not None:
-                    self._cache.remove(other.run.key)
+                    self._in_order.submit(self._cache.remove, other.run.key)
             if at_once:
                 return (
                     f"wrote and registered {path}, and so did {at_once[0].run.name} at the same time: either may have "
@@ -563,7 +569,7 @@ class Scheduler:
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, with all stages inside it that are not done."""
         stop = self._stop_of(run) if state is State.NOT_RUN else None
-        canceled, has_waited = False, run in self._waiting
+        canceled, has_waited = False, run in self._waiting or run in self._preparing
         for stage in [run] if run.component.dag is None else self._inside(run):
             names = [*self._executions.get((without_indices(stage.name), indices_of(stage.name)), ())]
             # What has ended and begins again was waiting for another attempt.
