@@ -193,6 +193,15 @@ def test_credentials_that_are_not_accepted(
     assert len(server.requests) == (2 if code == 401 else 1)
 
 
+def test_a_host_is_asked_through_the_proxy_of_the_environment(server: Scripted, tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "HTTP_PROXY": server.url}
+    assert Connection(read_settings({"host": "http://kfp.example.com"}, environ), QUICK).get(RUNS)
+    assert [request.path for request in server.requests] == [f"http://kfp.example.com{RUNS}"]
+    gone = {**environ, "HTTP_PROXY": "http://127.0.0.1:9"}
+    with pytest.raises(HostUnreachableError, match=says("the proxy of HTTP_PROXY does not answer")):
+        Connection(read_settings({"host": "http://kfp.example.com"}, gone), QUICK).get(RUNS)
+
+
 def test_a_redirect_to_a_page_to_sign_in_is_recognized(server: Scripted) -> None:
     server.script = lambda request: Reply("", 302, {"Location": "/dex/auth?client_id=kubeflow"})
     for call in (connect(server).get, connect(server).post):

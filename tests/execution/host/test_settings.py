@@ -358,3 +358,40 @@ def test_an_address_stays_as_it_is(text: str) -> None:
     if address:
         assert address.startswith(("http://", "https://"))
         assert read({"host": address}, {"HOME": "/nowhere"}).host == address
+
+
+# The proxy of the environment
+
+
+@pytest.mark.parametrize(
+    ("host", "variables", "expected"),
+    [
+        (
+            "https://kfp.example.com",
+            {"HTTPS_PROXY": "http://me:pw@proxy:3128"},
+            ("http://me:pw@proxy:3128", "HTTPS_PROXY"),
+        ),
+        (
+            "https://kfp.example.com",
+            {"https_proxy": "proxy:3128", "HTTPS_PROXY": "x"},
+            ("http://proxy:3128", "https_proxy"),
+        ),
+        ("http://kfp.example.com", {"HTTP_PROXY": "http://a", "HTTPS_PROXY": "http://b"}, ("http://a", "HTTP_PROXY")),
+        ("https://kfp.example.com", {"ALL_PROXY": "http://c"}, ("http://c", "ALL_PROXY")),
+        ("https://kfp.example.com", {"HTTPS_PROXY": "http://p", "NO_PROXY": "a.b,.example.com"}, None),
+        ("https://kfp.example.com", {"HTTPS_PROXY": "http://p", "no_proxy": "*"}, None),
+        (
+            "https://kfp.example.com",
+            {"HTTPS_PROXY": "http://p", "TORCHX_KFP_PROXY": "http://q"},
+            ("http://q", "TORCHX_KFP_PROXY"),
+        ),
+        ("http://localhost:8080", {"HTTP_PROXY": "http://p"}, None),
+        ("http://ml-pipeline.kubeflow.svc:8888", {"HTTP_PROXY": "http://p"}, None),
+        ("", {"HTTPS_PROXY": "http://p"}, None),
+    ],
+)
+def test_the_proxy_is_that_of_the_environment(
+    host: str, variables: dict[str, str], expected: tuple[str, str] | None, environ: dict[str, str]
+) -> None:
+    settings = read({"host": host}, {**environ, **variables})
+    assert (settings.proxy, settings.sources.get("proxy")) == (expected or ("", None))

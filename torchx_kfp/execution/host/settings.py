@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
 
 from torchx_kfp.common.text import did_you_mean, joined, listed, printable, shown
 from torchx_kfp.errors import HostSettingsError
@@ -125,7 +126,11 @@ class Settings:
         "The secret of that client.", of_client="KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET", kind="credential", secret=True
     )
     service_namespace: str = _setting("The namespace in which KFP itself is installed.", default="kubeflow")
-    proxy: str = _setting("The URL of an HTTP proxy on the way to the host.", secret=True)
+    proxy: str = _setting(
+        "The URL of an HTTP proxy on the way to the host.",
+        "By default, it is that of `HTTPS_PROXY` or `HTTP_PROXY`, if `NO_PROXY` does not name the host.",
+        secret=True,
+    )
     experiment: str = _setting(
         "The experiment of runs that are submitted without one.",
         of_client="KF_PIPELINES_DEFAULT_EXPERIMENT_NAME",
@@ -251,11 +256,26 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
         warnings.append(
             f"Other users of this machine can read {file}, which has {joined(secrets)}. Run: chmod 600 {file}"
         )
+    if "proxy" not in found and "host" in found and (proxy := _proxy_to(str(found["host"][0]), environ)):
+        found["proxy"] = proxy
     # The values have the types of the fields, by which they were read.
     values: dict[str, Any] = {name: value for name, (value, _) in found.items()}
     sources = {name: source for name, (_, source) in found.items()}
     again = functools.partial(read_settings, flags, environ)
     return Settings(**values, sources=sources, warnings=tuple(warnings), _again=again)
+
+
+def _proxy_to(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the proxy on the way to a host by the usual variables, and the variable that names it."""
+    parts = urlsplit(host)
+    names = (f"{parts.scheme}_proxy", "all_proxy")
+    source = next((each for name in names for each in (name, name.upper()) if environ.get(each)), "")
+    excluded = {"no": environ.get("no_proxy") or environ.get("NO_PROXY") or ""}
+    if not source or is_near(parts.hostname or "") or proxy_bypass_environment(parts.netloc, excluded):
+        return None
+    text = environ[source]
+    refuse_in_header(text, source)
+    return (text if "://" in text else f"http://{text}"), source
 
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path:
