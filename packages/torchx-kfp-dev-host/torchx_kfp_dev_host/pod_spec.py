@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
+from torchx_kfp.execution.pipeline.placeholders import resolve_parameters, resolve_pod_text
 from torchx_kfp.execution.pipeline.spec import Component
-
-#: The driver fills in parameters. The launcher fills in the places of artifacts and outputs, and the executor input.
-_FILLED = re.compile(r"\{\{\$\.inputs\.parameters\[.*?\]\}\}")
 
 
 def pod_spec_patch(component: Component, inputs: Mapping[str, Any]) -> str:
     """Return the patch of a stage's pod as JSON; ``inputs`` are all inputs, including artifacts."""
     container = component.container
     assert container is not None
-    facts = Facts(parameters=inputs, unset=frozenset(component.inputs) - frozenset(inputs))
-
-    def filled(text: str) -> str:
-        return _FILLED.sub(lambda found: resolve_text(found[0], facts), text)
-
+    known = {**dict.fromkeys(component.inputs), **inputs}
     given: dict[str, Any] = {}
     if values := {name: value for name, value in inputs.items() if not is_artifact(value)}:
         given["parameterValues"] = values
@@ -32,9 +24,10 @@ def pod_spec_patch(component: Component, inputs: Mapping[str, Any]) -> str:
     launcher = ["/kfp-launcher/launch", "--executor_input", json.dumps({"inputs": given}), "--"]
     main = {
         "name": "main",
-        "image": filled(container.image),
+        "image": resolve_pod_text(container.image, known),
         "command": launcher,
-        "args": [filled(word) for word in container.words],
+        # The launcher fills in the places of artifacts and outputs, and the executor input.
+        "args": [resolve_parameters(word, known) for word in container.words],
         "resources": {},
     }
     return json.dumps({"containers": [main]})

@@ -6,12 +6,16 @@ import json
 
 import pytest
 
+from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import (
     Facts,
     resolve_command,
+    resolve_parameters,
+    resolve_pod_text,
     resolve_text,
     resolve_value,
 )
+from torchx_kfp.execution.pipeline.spec import ArtifactType
 
 X = "{{$.inputs.parameters['x']}}"
 FACTS = Facts(
@@ -87,3 +91,48 @@ def test_text_that_only_looks_like_a_structured_placeholder_stays(word):
 def test_quotes_in_a_value_do_not_break_a_structured_placeholder():
     facts = Facts(parameters={"x": 'q"\\'})
     assert resolve_command([json.dumps({"IfPresent": {"InputName": "x", "Then": X}})], facts) == ['q"\\']
+
+
+NUMBERS = {
+    1e-5: "1e-05",
+    -2.5e-7: "-2.5e-07",
+    1234567.5: "1.2345675e+06",
+    123456.5: "123456.5",
+    0.0001: "0.0001",
+    3.0: "3",
+    1e18: "1000000000000000000",
+    1e20: "1e+20",
+    1.5e300: "1.5e+300",
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_driver_writes_numbers_as_go_does(number):
+    assert resolve_command([f"--x={X}"], Facts(parameters={"x": number})) == [f"--x={NUMBERS[number]}"]
+    assert resolve_parameters(f"--x={X} {{{{$}}}}", {"x": number}) == f"--x={NUMBERS[number]} {{{{$}}}}"
+
+
+def test_the_launcher_fills_in_words_with_outputs():
+    out = "{{$.outputs.parameters['out'].output_file}}"
+    facts = Facts(parameters={"x": 1e-5}, output_files={"out": "/o"})
+    present = json.dumps({"IfPresent": {"InputName": "x", "Then": out}})
+    assert resolve_command([f"{X} {out}", present], facts) == ["0.00001 /o", present.replace(out, "/o")]
+    assert resolve_parameters(f"{X} {out}", {"x": 1}) == f"{X} {out}"
+
+
+def test_an_artifact_is_never_present():
+    data = Artifact("d", ArtifactType("system.Dataset"), "/d")
+    words = [json.dumps({"IfPresent": {"InputName": "d", "Then": "yes", "Else": "no"}})]
+    assert resolve_command(words, Facts(parameters={"d": data})) == ["no"]
+
+
+def test_concatenated_text():
+    concat = {"Concat": ["--x=", X, {"IfPresent": {"InputName": "opt", "Then": "a", "Else": ["b", X]}}]}
+    assert resolve_command([json.dumps(concat)], FACTS) == ["--x=XbX"]
+
+
+def test_the_text_of_a_pod_is_one_input():
+    assert [resolve_pod_text(text, {"x": "a", "n": 1}) for text in ("b", X, f"b:{X}")] == ["b", "a", "a"]
+    assert resolve_pod_text("{{$.inputs.parameters['n']}}", {"n": 1}) == ""
+    with pytest.raises(ValueError, match="the input 'x' has no value"):
+        resolve_pod_text(X, {})

@@ -141,6 +141,21 @@ def resolve_value(value: Any, facts: Facts) -> Any:
     return value
 
 
+def resolve_parameters(word: str, inputs: Mapping[str, Any]) -> str:
+    """Fill in the input parameters of a word of a command, as KFP's driver does: not beside the file of an output."""
+    if _OUTPUTS in word:
+        return word
+    parameters = {name: value for name, value in inputs.items() if not is_artifact(value)}
+    return _PLACEHOLDER.sub(
+        lambda match: (
+            driver_text(parameters[name])
+            if (name := _placeholder(match).parameter) is not None and name in parameters
+            else match[0]
+        ),
+        word,
+    )
+
+
 def resolve_pod_text(text: str, inputs: Mapping[str, Any]) -> str:
     """Return an image or a limit as KFP's driver does: the text of the first input that it names, or the text itself.
 
