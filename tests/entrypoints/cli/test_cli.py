@@ -32,7 +32,7 @@ from torchx.specs import AppDef, Role
 from torchx_kfp import task_from_app
 
 @dsl.pipeline(name="many")
-def many(tracker_base: str = "/tmp/results") -> None:
+def many(tracker_base: str = "s3://bucket/results") -> None:
     with dsl.ParallelFor(list(range({}))) as item:
         app = AppDef("train", roles=[Role("train", image="i", entrypoint="python", args=["-m", "train", f"{{item}}"])])
         task_from_app(app, tracker_base=tracker_base)

@@ -28,7 +28,7 @@ _SECTIONS = {
     "Write": {
         "init": "Write a small project that runs at once.",
         "check": "Find what would fail here or on KFP.",
-        "compile": "Write a pipeline as YAML.",
+        "compile": "Write a pipeline as YAML for KFP's own tools.",
     },
     "Run": {
         "run": "Run a pipeline on this machine.",

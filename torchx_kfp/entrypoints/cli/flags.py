@@ -216,6 +216,8 @@ def _submission(cache: bool, **values: Any) -> Submission:
 
 host_options = gathered("flags", _given, *_settings({name: SETTINGS[name] for name in FLAGS}))
 submission_options = gathered("submission", _submission, *_settings(SUBMISSION))
+#: Those that a compiled file has.
+file_options = gathered("submission", _submission, *_settings({"cache": SUBMISSION["cache"]}))
 
 
 def read_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:

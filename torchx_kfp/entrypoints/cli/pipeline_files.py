@@ -72,9 +72,7 @@ class LoadedTarget(NamedTuple):
     findings: list[Finding]
 
 
-def load_target(
-    target: Target, *, compiled: bool = True, tracked: bool = False, has_workspace: bool = False
-) -> LoadedTarget:
+def load_target(target: Target, *, tracked: bool = False, has_workspace: bool = False) -> LoadedTarget:
     """Load the pipeline that ``FILE`` or ``FILE:NAME`` names, or make one of a component.
 
     A Python file is imported as part of its package, so that a file in ``project/pipelines/`` finds
@@ -83,7 +81,6 @@ def load_target(
 
     Args:
         target: the file, or the name of a component of TorchX, such as ``dist.ddp``.
-        compiled: whether it may be a compiled pipeline.
         tracked: whether the stage that runs a component is tracked.
         has_workspace: whether it gets code.
 
@@ -97,7 +94,7 @@ def load_target(
     word = target.word
     may_be_component = _is_component(word) or Path(_split(word)[0]).suffix == _PYTHON
     findings: list[Finding] = []
-    found: Any = _find(word, findings, compiled=compiled) if may_be_component or not target.arguments else None
+    found: Any = _find(word, findings) if may_be_component or not target.arguments else None
     if is_torchx_component(found):
         found = _component_pipeline(found, target, tracked=tracked, has_workspace=has_workspace)
     elif target.arguments:
@@ -109,7 +106,7 @@ def load_target(
     return LoadedTarget(load_pipeline(found), findings)
 
 
-def _find(word: str, findings: list[Finding], *, compiled: bool) -> Any:
+def _find(word: str, findings: list[Finding]) -> Any:
     """Return the function of a pipeline or component, or the path of a compiled pipeline; add findings about a file."""
     if _is_component(word):
         return _builtin_component(word)
@@ -120,12 +117,6 @@ def _find(word: str, findings: list[Finding], *, compiled: bool) -> Any:
         return _choose(_import(Path(file).resolve(), findings), name, file)
     if os.path.isdir(word) or not os.path.exists(word):  # a pipe is fine: <(python pipeline.py)
         raise _missing(word)
-    if not compiled:
-        way_out = " `torchx-kfp run`, `submit` and `check` take a compiled pipeline as it is."
-        raise PipelineFileError(
-            f"{word!r} is not a Python file (*.py), so it does not define a pipeline function."
-            f"{way_out if Path(word).suffix in SUFFIXES else ' Give FILE.py, or FILE.py:NAME.'}"
-        )
     return word
 
 

@@ -28,7 +28,7 @@ class RunInputs:
     words: tuple[str, ...]
     tracker_base: str | None
     workspace: str | None
-    dry_run: bool
+    dry_run: bool = False
     fresh: tuple[str, ...] = ()
 
     def prepare(
@@ -39,6 +39,7 @@ class RunInputs:
         examples: str,
         tracked: bool = False,
         absolute: Callable[[str], str] = str,
+        may_lack: bool = False,
         **place: Any,
     ) -> PreparedRun:
         """Return the run, prepared to start.
@@ -49,6 +50,7 @@ class RunInputs:
             examples: values of ``--tracker-base``, for messages.
             tracked: whether the stage that runs a component is tracked even without ``--tracker-base``.
             absolute: returns the tracker base as the run gets it.
+            may_lack: whether arguments may be missing, because others start the run.
             place: ``directory`` and ``without``: see ``prepare`` of ``prepared_run``, which has further errors.
 
         Raises:
@@ -62,15 +64,18 @@ class RunInputs:
         pipeline, findings = load_target(target, tracked=is_tracked, has_workspace=has_workspace)
         for each in findings:
             print_message(f"Warning: {each.kind.value}: {each}")
-        arguments = self._read_arguments(pipeline, usual, examples)
+        arguments = self._read_arguments(pipeline, usual, "" if may_lack else examples)
         if isinstance(base := arguments.get(TRACKER_BASE), str):
             arguments[TRACKER_BASE] = absolute(base)
-        return prepare(pipeline, arguments, workspace=self.workspace, fresh=self.fresh, **place)
+        return prepare(pipeline, arguments, workspace=self.workspace, fresh=self.fresh, may_lack=may_lack, **place)
 
     def _read_arguments(
         self, pipeline: Pipeline, usual: Callable[[Pipeline], str | None], examples: str
     ) -> dict[str, Any]:
-        """Return the given arguments, with the tracker base, unless that is the default of the pipeline."""
+        """Return the given arguments, with the tracker base, unless that is the default of the pipeline.
+
+        Without ``examples``, the tracker base may be missing.
+        """
         from torchx_kfp.entrypoints.cli.pipeline_files import split_words
 
         arguments = parse_arguments(pipeline, split_words(self.words))
@@ -87,7 +92,7 @@ class RunInputs:
             raise ArgumentError(f"The tracker base is given twice: --tracker-base {base} and -p {TRACKER_BASE}=...")
         if base is None and parameter is not None:
             base = arguments[TRACKER_BASE] if TRACKER_BASE in arguments else usual(pipeline)
-            if base is None and parameter.default is None and not parameter.optional:
+            if base is None and parameter.default is None and not parameter.optional and examples:
                 raise ArgumentError(
                     f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "
                     f"--tracker-base {examples}."
@@ -95,11 +100,12 @@ class RunInputs:
         return arguments if base is None else {**arguments, TRACKER_BASE: base}
 
 
-def input_options(base: str) -> Decorator:
+def input_options(base: str, *, starts: bool = True) -> Decorator:
     """Add the options of ``RunInputs``, which the command takes as the argument ``inputs``.
 
     Args:
         base: the form of a tracker base.
+        starts: whether the command starts a run; then it has ``--dry-run``.
     """
     options = [
         parameter_option,
@@ -121,12 +127,10 @@ def input_options(base: str) -> Decorator:
             help="Run this stage, or nested pipeline, although the cache has it; what reads it runs as well. May be "
             "given several times.",
         ),
-        click.option(
-            "--dry-run",
-            is_flag=True,
-            help="Show what would be sent (--workspace), and start nothing.",
-        ),
     ]
+    if starts:
+        dry_run = "Show what would be sent (--workspace), and start nothing."
+        options.append(click.option("--dry-run", is_flag=True, help=dry_run))
     return gathered("inputs", RunInputs, *options)
 
 

@@ -23,7 +23,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
 from torchx_kfp.execution.host.run_filter import RunFilter, in_id, of_name
-from torchx_kfp.execution.host.settings import Submission
+from torchx_kfp.execution.host.settings import Settings, Submission
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -122,9 +122,7 @@ class Host:
         """Return what KFP wants to know of a run besides its name; its experiment is created if there is none."""
         given = dict(arguments or {})
         values = complete_arguments(pipeline, given)
-        spec, platform = with_storage(pipeline, *pipeline.documents, self.connection.settings)
-        if not submission.cache:
-            spec = without_cache(spec)
+        spec, platform = submitted_documents(pipeline, self.connection.settings, submission)
         wanted = os.environ.get(OVERRIDE_EXPERIMENT) or submission.experiment or self.connection.settings.experiment
         body: dict[str, Any] = {
             "experiment_id": self._experiment_id(wanted or DEFAULT_EXPERIMENT),
@@ -276,6 +274,23 @@ class Host:
     def in_namespace(self) -> str:
         namespace = self.connection.namespace
         return f" in the namespace {namespace!r}" if namespace else ""
+
+
+def submitted_documents(
+    pipeline: Pipeline, settings: Settings, submission: Submission
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the PipelineSpec of a run as it is sent, and its platform spec.
+
+    Args:
+        pipeline: the pipeline.
+        settings: those of the host, with what stages need to reach their storage.
+        submission: the options of the run.
+
+    Raises:
+        HostSettingsError: a setting has a wrong form.
+    """
+    spec, platform = with_storage(pipeline, *pipeline.documents, settings)
+    return spec if submission.cache else without_cache(spec), platform
 
 
 def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from typing import Any
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.execution.host.connection import Connection
-from torchx_kfp.execution.host.host_runs import Host
+from torchx_kfp.execution.host.host_runs import Host, submitted_documents
 from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Settings, Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, storage_of
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine, s3_endpoints
-from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_documents, reading
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages
@@ -106,6 +106,33 @@ def start_run(
     run_id = host.submit(prepared.pipeline, prepared.arguments, submission)
     prepared.record(run_id, warn)
     return HostRun(host.connection, run_id, named_bases=prepared.bases)
+
+
+def as_file(prepared: PreparedRun, settings: Settings, submission: Submission) -> str:
+    """Return the YAML of what ``start_run`` sends: the run's arguments are the defaults of its parameters.
+
+    So whoever starts a run of it needs no arguments.
+
+    Args:
+        prepared: the run, whose code is stored by ``upload``.
+        settings: those of the host.
+        submission: the other options of the run, of which a file has only ``cache``.
+
+    Raises:
+        HostSettingsError: a setting has a wrong form.
+    """
+    pipeline = prepared.pipeline
+    spec, platform = submitted_documents(pipeline, settings, submission)
+    if given := {name: prepared.values[name] for name in prepared.arguments if name in prepared.values}:
+        root = dict(spec["root"])
+        parameters = dict(root["inputDefinitions"]["parameters"])
+        for name, value in given.items():
+            parameters[name] = {**parameters[name], "defaultValue": value, "isOptional": True}
+        root["inputDefinitions"] = {**root["inputDefinitions"], "parameters": parameters}
+        spec = {**spec, "root": root}
+    if (spec, platform) == pipeline.documents:
+        return pipeline.text
+    return pipeline_from_documents([spec, platform] if platform else [spec], pipeline.name).text
 
 
 def _warn(sentence: str) -> None:

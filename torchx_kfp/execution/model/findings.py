@@ -62,11 +62,6 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
     return [Finding(kind, place, text, tuple(others)) for (kind, text), (place, *others) in places.items()]
 
 
-def about_backends(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that do not depend on this machine."""
-    return [finding for finding in findings if finding.kind is not Kind.NOT_HERE]
-
-
 def refuse(name: str, findings: Iterable[Finding], consequence: str = "nothing was started") -> None:
     """Raise UnsupportedPipelineError for the pipeline with this name if there are any findings."""
     found = list(findings)

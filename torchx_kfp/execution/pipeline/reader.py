@@ -40,11 +40,27 @@ _DEEPEST = 50
 _MOST_TASKS = 100_000
 #: The trigger strategy of tasks that run even after failures.
 ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+#: Text that KFP's own reader of YAML takes for a number or a boolean, and Python's does not.
+_AMBIGUOUS = re.compile(r"[-+]?\.?[0-9].*|[yYnN]", re.DOTALL)
 
 # The levels of objects and lists in a file, and the values in it, once aliases of YAML are followed.
 _MOST_LEVELS = 100
 _MOST_VALUES = 1_000_000
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes values whole, without aliases, and quotes text that looks like a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if _AMBIGUOUS.fullmatch(text) else None
+    ),
+)
 
 
 class MalformedError(Exception):

@@ -320,8 +320,13 @@ def parse_arguments(pipeline: Pipeline, words: Mapping[str, str]) -> dict[str, A
     return _collect(pipeline, words, from_word)
 
 
-def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any], *, may_lack: bool = False) -> dict[str, Any]:
     """Return the values of all parameters: these arguments, and defaults for the rest.
+
+    Args:
+        pipeline: the pipeline.
+        arguments: the arguments.
+        may_lack: whether parameters that need a value may have none, because others start the run.
 
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the message lists all of them.
@@ -332,7 +337,8 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict
         for name, value in arguments.items()
         if value is not None or name not in parameters or not parameters[name].optional
     }
-    return {**defaults_of(pipeline), **_collect(pipeline, given, check, missing_arguments(pipeline, given))}
+    missing = [] if may_lack else missing_arguments(pipeline, given)
+    return {**defaults_of(pipeline), **_collect(pipeline, given, check, missing)}
 
 
 def defaults_of(pipeline: Pipeline) -> dict[str, Any]:

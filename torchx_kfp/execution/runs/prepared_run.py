@@ -96,6 +96,7 @@ def prepare(
     fresh: Collection[str] = (),
     directory: str | None = None,
     without: Iterable[str] = (),
+    may_lack: bool = False,
 ) -> PreparedRun:
     """Prepare a run. Nothing is stored or started.
 
@@ -108,6 +109,7 @@ def prepare(
         directory: the directory in which stages of a run on this machine start; None for a run on a host. A folder as
             tracker base must then exist: pods have mounted it.
         without: folders that do not travel, in which runs write. The tracker base never does.
+        may_lack: whether arguments may be missing, because others start the run.
 
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the pipeline does not take a workspace, is given two,
@@ -121,7 +123,7 @@ def prepare(
         _check_parameter(pipeline, arguments, folder)
         arguments = {**arguments, WORKSPACE_PARAMETER: ""}  # until it is packed
     with reading(f"The pipeline {pipeline.name!r}"):
-        values = complete_arguments(pipeline, arguments)
+        values = complete_arguments(pipeline, arguments, may_lack=may_lack)
         stages = _named(pipeline, fresh)
         bases = list(known_bases(known_stages(pipeline, values)))
         pipeline, workspaces = _pack(pipeline, [values.get(TRACKER_BASE_PARAMETER), *bases], folder, directory, without)

@@ -1,52 +1,53 @@
-"""``torchx-kfp compile``: write a pipeline function as YAML for KFP."""
+"""``torchx-kfp compile``: write a run as YAML that KFP's own tools start."""
 
 from __future__ import annotations
 
 import click
 
-from torchx_kfp.common.text import listed
-from torchx_kfp.contract.folders import find_folders
+from torchx_kfp.entrypoints.cli.commands.submit import prepare_submission
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
-from torchx_kfp.entrypoints.cli.flags import Target, target_argument
-from torchx_kfp.errors import ArgumentError, PipelineFileError
+from torchx_kfp.entrypoints.cli.flags import Target, file_options, target_argument
+from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options
+from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.execution.host.settings import Submission, read_settings
 
 
 @click.command("compile")
-@target_argument("FILE[:NAME]|COMPONENT")
+@target_argument("FILE[:NAME]|YAML|COMPONENT")
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
-def compile_command(target: Target, output: str) -> None:
-    """Compile the pipeline in a Python file to YAML.
+@input_options("URL", starts=False)
+@file_options
+def compile_command(target: Target, output: str, inputs: RunInputs, submission: Submission) -> None:
+    """Write a pipeline as YAML, as `torchx-kfp submit` would send it.
 
-    A TorchX component becomes a pipeline of one stage; its arguments follow `--`.
+    `kfp run create`, `kfp recurring-run create` and KFP's UI start it without arguments: those that are given here are
+    the defaults of its parameters. Stages have the storage of the settings, and the code of --workspace is stored.
 
-    Upload the YAML in the KFP UI or with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
-    `torchx-kfp run`. NAME selects one of several pipelines in the file.
+    \b
+    torchx-kfp compile pipeline.py -p lr=0.1 --tracker-base s3://bucket/results \\
+        --workspace . -o pipeline.yaml
+    kfp run create --experiment-name nightly --package-file pipeline.yaml
 
     Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
     pipeline, it says how close a run comes to Argo's limits. For an exit code, use `torchx-kfp check --strict`.
     """
-    from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target
-    from torchx_kfp.execution.local.preflight import check_pipeline
-    from torchx_kfp.execution.model.findings import about_backends
-    from torchx_kfp.execution.model.workflow import check_size, describe, measure
-    from torchx_kfp.execution.pipeline.values import defaults_of
+    from torchx_kfp.execution.host.submission import as_file
+    from torchx_kfp.execution.pipeline.values import missing_arguments
 
-    pipeline, found = load_target(target, compiled=False)
-    if folders := find_folders(pipeline.text):  # whoever runs the file lacks the folder
-        raise ArgumentError(
-            f"The pipeline {pipeline.name!r} has the workspace {listed(next(iter(folders.values())))}, a folder of a "
-            "machine, which only `torchx-kfp submit` stores. Use the parameter workspace (--workspace) in its place."
-        )
-    size, problems = measure(pipeline), check_pipeline(pipeline, defaults_of(pipeline))
-    findings = about_backends([*found, *problems, *find_own_functions(pipeline), *check_size(size)])
-    for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
-        print_message(remark)
+    settings = read_settings()
+    for sentence in settings.warnings:
+        print_message(sentence)
+    prepared = prepare_submission(settings, target, inputs, is_file=True)
+    prepared.upload(print_message)
+    text = as_file(prepared, settings, submission)
+    if missing := missing_arguments(prepared.pipeline, prepared.arguments):
+        print_message(f"Runs of it need values for {', '.join(missing)}. To give them here: -p NAME=VALUE.")
     if output == "-":
-        print_text(pipeline.text)
+        print_text(text)
         return
     try:
         with open(output, "wb") as file:
-            file.write(pipeline.text.encode())
+            file.write(text.encode())
     except OSError as error:
         raise PipelineFileError(
             f"{output!r} cannot be written: {error.strerror}. Name another file with -o."

@@ -20,11 +20,10 @@ from torchx_kfp.entrypoints.cli.flags import (
 )
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
-from torchx_kfp.execution.host.settings import Submission
+from torchx_kfp.execution.host.settings import Settings, Submission
 from torchx_kfp.execution.runs.journal import CommandLine
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
 
 
@@ -66,7 +65,7 @@ def submit_command(
     from torchx_kfp.execution.host.submission import start_run
 
     host = connect(flags)
-    prepared = prepare_submission(host, target, inputs)
+    prepared = prepare_submission(host.connection.settings, target, inputs)
     if inputs.dry_run:
         show_dry_run(prepared, as_json=view.as_json)
         return
@@ -81,25 +80,29 @@ def submit_command(
         print_message(f"{run.link}\nTo watch it: {this_command('watch', run.run_id, *host_words(flags))}".strip())
 
 
-def prepare_submission(host: Host, target: Target, inputs: RunInputs) -> PreparedRun:
+def prepare_submission(settings: Settings, target: Target, inputs: RunInputs, *, is_file: bool = False) -> PreparedRun:
     """Return a run of a host, and print what may go wrong.
 
     Args:
-        host: the host.
+        settings: those of the host.
         target: the pipeline or component.
-        inputs: what the runs start with.
+        inputs: what the run starts with.
+        is_file: whether others start the run, of a file: it may lack arguments, and nothing is refused.
 
     Raises:
         UnsupportedPipelineError: something will surely go wrong.
     """
+    from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions
     from torchx_kfp.execution.host.submission import check_submission, refuse_submission
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
 
-    usual = host.connection.settings.tracker_base or None
-    prepared = inputs.prepare(target, usual=lambda _: usual, examples=_EXAMPLES, tracked=bool(usual))
+    usual = settings.tracker_base or None
+    prepared = inputs.prepare(target, usual=lambda _: usual, examples=_EXAMPLES, tracked=bool(usual), may_lack=is_file)
     size = measure(prepared.pipeline)
-    findings = [*check_submission(prepared.pipeline, prepared.values, host.connection.settings), *check_size(size)]
-    refuse_submission(prepared.pipeline, findings)
+    findings = check_submission(prepared.pipeline, prepared.values, settings)
+    findings += [*find_own_functions(prepared.pipeline), *check_size(size)]
+    if not is_file:
+        refuse_submission(prepared.pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
     is_empty = not prepared.values.get(WORKSPACE) and WORKSPACE not in prepared.arguments
