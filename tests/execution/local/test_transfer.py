@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,13 +18,13 @@ def test_an_artifact_of_kfps_own_store_is_copied_from_s3(s3_base, tmp_path, monk
     s3fs.S3FileSystem().pipe(f"{s3_base}/model", b"weights")
     url = f"{s3_base}/model".replace("s3://", "minio://")
     folder = str(tmp_path)
-    copy_here(url, f"{folder}/copy", folder, ())
+    copy_here(url, f"{folder}/copy", ())
     assert (tmp_path / "copy").read_bytes() == b"weights"
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     facts = (f"{url}/no", "'AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY' and 'AWS_ENDPOINT_URL'")
     with pytest.raises(AttemptError, match=says(*facts)):
-        copy_here(f"{url}/no", f"{folder}/other", folder, ())
+        copy_here(f"{url}/no", f"{folder}/other", ())
 
 
 def test_files_come_from_object_stores_and_from_where_the_user_says(tmp_path):
@@ -58,10 +59,22 @@ def test_files_come_from_object_stores_and_from_where_the_user_says(tmp_path):
             ("hdfs://namenode:8020/x", "--copy-from hdfs://namenode:8020/x"),
         ):
             with pytest.raises(AttemptError, match=says(url, way_out)):
-                copy_here(url, f"{folder}/copy", folder, [f"{data}/other", f"{site}/mod", "https://example.com"])
+                copy_here(url, f"{folder}/copy", [f"{data}/other", f"{site}/mod", "https://example.com"])
         assert (asked, out.exists()) == ([], False)
         for number, (url, place) in enumerate(((f"{site}/model", site), (f"{data}/key", data), (f"{data}/link", data))):
-            copy_here(url, f"{folder}/{number}", folder, [str(place)])
+            copy_here(url, f"{folder}/{number}", [str(place)])
             assert (out / str(number)).read_text() == "SECRET"
         assert asked
         server.shutdown()
+
+
+def test_several_stages_may_copy_a_folder_to_one_place_at_once(tmp_path):
+    """As into the workspace that they share, which may be on another disk."""
+    (tmp_path / "data").mkdir()
+    for number in range(200):
+        (tmp_path / "data" / str(number)).write_text("1")
+    threads = ThreadPoolExecutor(4)
+    copies = [threads.submit(copy_here, f"{tmp_path}/data", f"{tmp_path}/shared/data", ["/"]) for _ in range(4)]
+    assert [copy.exception() for copy in copies] == [None] * 4
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["data"]
+    assert len(list((tmp_path / "shared/data").iterdir())) == 200

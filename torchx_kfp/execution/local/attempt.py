@@ -259,7 +259,7 @@ class Attempt(threading.Thread):
             if self._is_ending:
                 return
             try:
-                copy_here(url, path, self.plan.taken, self.plan.sources)
+                copy_here(url, path, self.plan.sources)
             except AttemptError as error:
                 if self.plan.python is None:
                     raise

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.safe_files import UnfitFileError, is_below, read_bytes, special_kind, walk
+from torchx_kfp.common.safe_files import UnfitFileError, is_below, read_bytes, special_kind, temporary_name, walk
 from torchx_kfp.common.text import joined, shown
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import REGISTERED
@@ -75,13 +75,12 @@ def with_copies(
     return {**inputs, **changed}, copies
 
 
-def copy_here(url: str, path: str, folder: str, sources: Collection[str]) -> None:
+def copy_here(url: str, path: str, sources: Collection[str]) -> None:
     """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do so at once.
 
     Args:
         url: the URL of the file, or its path on this machine.
         path: the path of the copy.
-        folder: a folder of this stage only, for incomplete copies.
         sources: see ``verify_source``.
 
     Raises:
@@ -90,14 +89,16 @@ def copy_here(url: str, path: str, folder: str, sources: Collection[str]) -> Non
     verify_source(url, sources)
     if os.path.exists(path):
         return
-    temporary = os.path.join(folder, f".{secrets.token_hex(8)}")
+    temporary = os.path.join(os.path.dirname(path), temporary_name())
     try:
-        for place in (folder, os.path.dirname(path)):
-            os.makedirs(place, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         _fetch(url, temporary)
-        # Another stage may have been faster, if this is the workspace. A stage need not make its artifacts.
-        with contextlib.suppress(FileExistsError, FileNotFoundError):
+        try:
             os.rename(temporary, path)
+        except OSError as error:
+            # Another stage was faster, if this is the workspace; or the stage that should have did not make it.
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
+                raise
     except Exception as error:  # each file system has its own errors
         text = f"{type(error).__name__}: {error}"
         raise AttemptError(
