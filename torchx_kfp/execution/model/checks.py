@@ -143,8 +143,8 @@ def _of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[F
             value = arguments.get(source.name)
             if isinstance(value, int | float) and not role.fewest <= value <= role.most:
                 text = (
-                    f"has {value} replicas of the role {role.name!r}, but must have {role.fewest} to {role.most}. Give "
-                    f"another {source.name!r}"
+                    f"has {value:g} replicas of the role {role.name!r}, but must have {role.fewest} to {role.most}. "
+                    f"Give another {source.name!r}"
                 )
                 yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
 
