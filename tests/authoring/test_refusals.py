@@ -194,6 +194,26 @@ FIELDS: list[Row] = [
         for name in ("TORCHX_TRACKER_BASE", "TORCHX_JOB_ID", "TORCHX_PARENT_RUN_ID", "TORCHX_PARENT_RUN_IDS")
     ),
 ]
+
+
+@dataclasses.dataclass
+class LaterRole(Role):
+    """The role of a TorchX that is newer than those that are known."""
+
+    pod_deadline: int = 0
+    sidecars: list[str] = dataclasses.field(default_factory=list)
+
+
+def later(**fields: Any) -> Any:
+    """Return a call with such a role."""
+    role = LaterRole("trainer", image="app:1", entrypoint="true", **fields)
+    return inside(lambda _: task_from_app(AppDef("app", [role])))
+
+
+FIELDS += [
+    (later(pod_deadline=600), "'trainer'", "pod_deadline=600", "does not know", "newer torchx-kfp"),
+    (later(sidecars=["a"]), "'trainer'", "sidecars=['a']", "does not know"),
+]
 if any(field.name == "base_image" for field in dataclasses.fields(Role)):
     FIELDS.append((app(base_image="old:1"), "base_image='old:1'", "deprecated", "'trainer'"))
 

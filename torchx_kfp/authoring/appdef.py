@@ -1,8 +1,8 @@
 """Every field of AppDef, Role and Resource: mapped, rejected or ignored, and why.
 
 ``FIELDS`` is complete for torchx 0.7.0 and the nightly. A test compares it with the dataclasses of the installed
-torchx, so a new field fails the build instead of being lost. Anything that KFP cannot do is rejected with an error that
-names the field and the way out.
+torchx, so a new field fails the build; where TorchX is newer, a field that is set is rejected. Anything that KFP
+cannot do is rejected with an error that names the field and the way out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 from torchx import specs
 
@@ -103,6 +103,7 @@ def check_app(app: specs.AppDef) -> None:
             f"{name}(...), or make a component of it: component_from_function({name})."
         )
     check_name(app.name, "AppDef.name")
+    _refuse_unknown(app, f"AppDef {app.name!r}")
     if not app.roles:
         raise AppDefError(f"AppDef {app.name!r} has no roles. Give it one: AppDef(name=..., roles=[Role(...)]).")
 
@@ -111,6 +112,9 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     """Reject what no stage can do with a role; return the role's place, for further errors."""
     where = f"role {role.name!r} of AppDef {app.name!r}"
     check_name(role.name, f"The name of {where}")
+    _refuse_unknown(role, where)
+    if isinstance(role.resource, specs.Resource):
+        _refuse_unknown(role.resource, f"The resource of {where}")
     _refuse_channels(role, where)
     if isinstance(role.args, str):  # each of its characters would be an argument
         raise AppDefError(f"args of {where} is {role.args!r}; give a list of strings.")
@@ -132,6 +136,20 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     if isinstance(role.image, str) and find_rewritten(role.image) and not contains_channel(role.image):
         raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
     return where
+
+
+def _refuse_unknown(value: specs.AppDef | specs.Role | specs.Resource, where: str) -> None:
+    """Reject a field of a later TorchX that is set: nobody knows what it should do in a stage."""
+    known = next(FIELDS[kind.__name__] for kind in type(value).__mro__ if kind.__name__ in FIELDS)
+    for field in fields(value):
+        if field.name in known:
+            continue
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if shown_value(given := getattr(value, field.name)) != shown_value(default):
+            raise AppDefError(
+                f"{where} has {field.name}={shown_value(given)}, a field that this torchx-kfp "
+                "does not know. Leave it out, or use a newer torchx-kfp."
+            )
 
 
 def _refuse_channels(role: specs.Role, where: str) -> None:
