@@ -13,7 +13,7 @@ from tests.execution.host.event_logs import answers, replaying
 from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
 from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_text
+from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_text
 from torchx_kfp.execution.runs.source import place_of
 
 #: The stages with a pod in recorded runs. A cached stage has none.
@@ -44,7 +44,7 @@ def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> N
         assert component.container is not None
         inputs = spec.inputs(component)
         assert inputs.keys() >= component.inputs.keys()
-        facts = Facts(parameters=inputs)
+        facts = PlaceholderValues(parameters=inputs)
         words = [word if word == EXECUTOR_INPUT else resolve_text(word, facts) for word in component.container.words]
         assert (list(spec.words), spec.image) == (words, resolve_text(component.container.image, facts))
         made = PodSpec.parse(pod_spec_patch(component, inputs))

@@ -8,7 +8,7 @@ import pytest
 
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.placeholders import (
-    Facts,
+    PlaceholderValues,
     resolve_command,
     resolve_parameters,
     resolve_pod_text,
@@ -18,7 +18,7 @@ from torchx_kfp.execution.pipeline.placeholders import (
 from torchx_kfp.execution.pipeline.spec import ArtifactType
 
 X = "{{$.inputs.parameters['x']}}"
-FACTS = Facts(
+VALUES = PlaceholderValues(
     parameters={"x": "X", "n": 3, "l": [1, "a"], "trap": "{{$.inputs.parameters['x']}} {{$}}"},
     workspace="/work",
     unset=frozenset({"opt"}),
@@ -47,19 +47,19 @@ FACTS = Facts(
     ],
 )
 def test_placeholders_in_text_are_resolved(text, resolved):
-    assert resolve_text(text, FACTS) == resolved
+    assert resolve_text(text, VALUES) == resolved
 
 
 def test_the_executor_input_is_json():
     """Placeholders in its values are filled in once, like the launcher does."""
-    assert json.loads(resolve_text("{{$}}", FACTS)) == {
-        "inputs": {"parameterValues": {**FACTS.parameters, "trap": "X {{$}}"}},
+    assert json.loads(resolve_text("{{$}}", VALUES)) == {
+        "inputs": {"parameterValues": {**VALUES.parameters, "trap": "X {{$}}"}},
         "outputs": {"parameters": {"out": {"outputFile": "/o/out"}}, "outputFile": "/o/executor.json"},
     }
 
 
 def test_constants_are_resolved_inside_of_lists_and_dicts():
-    assert resolve_value([X, {"k": [X, 1.5, None]}], FACTS) == ["X", {"k": ["X", 1.5, None]}]
+    assert resolve_value([X, {"k": [X, 1.5, None]}], VALUES) == ["X", {"k": ["X", 1.5, None]}]
 
 
 def test_structured_placeholders():
@@ -67,7 +67,7 @@ def test_structured_placeholders():
     other = json.dumps({"IfPresent": {"InputName": "opt", "Then": ["--x", X], "Else": ["no"]}})
     nothing = json.dumps({"IfPresent": {"InputName": "opt", "Then": ["--x", X]}})
     inner = json.dumps({"IfPresent": {"InputName": "x", "Then": ["y", json.loads(other)]}})
-    assert resolve_command(["c", then, other, nothing, inner], FACTS) == ["c", "--x", "X", "no", "y", "no"]
+    assert resolve_command(["c", then, other, nothing, inner], VALUES) == ["c", "--x", "X", "no", "y", "no"]
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_structured_placeholders():
     ],
 )
 def test_text_that_only_looks_like_a_structured_placeholder_stays(word):
-    assert resolve_command([word], FACTS) == [word]
+    assert resolve_command([word], VALUES) == [word]
 
 
 def test_quotes_in_a_value_do_not_break_a_structured_placeholder():
-    facts = Facts(parameters={"x": 'q"\\'})
-    assert resolve_command([json.dumps({"IfPresent": {"InputName": "x", "Then": X}})], facts) == ['q"\\']
+    values = PlaceholderValues(parameters={"x": 'q"\\'})
+    assert resolve_command([json.dumps({"IfPresent": {"InputName": "x", "Then": X}})], values) == ['q"\\']
 
 
 NUMBERS = {
@@ -108,27 +108,27 @@ NUMBERS = {
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_driver_writes_numbers_as_go_does(number):
-    assert resolve_command([f"--x={X}"], Facts(parameters={"x": number})) == [f"--x={NUMBERS[number]}"]
+    assert resolve_command([f"--x={X}"], PlaceholderValues(parameters={"x": number})) == [f"--x={NUMBERS[number]}"]
     assert resolve_parameters(f"--x={X} {{{{$}}}}", {"x": number}) == f"--x={NUMBERS[number]} {{{{$}}}}"
 
 
 def test_the_launcher_fills_in_words_with_outputs():
     out = "{{$.outputs.parameters['out'].output_file}}"
-    facts = Facts(parameters={"x": 1e-5}, output_files={"out": "/o"})
+    values = PlaceholderValues(parameters={"x": 1e-5}, output_files={"out": "/o"})
     present = json.dumps({"IfPresent": {"InputName": "x", "Then": out}})
-    assert resolve_command([f"{X} {out}", present], facts) == ["0.00001 /o", present.replace(out, "/o")]
+    assert resolve_command([f"{X} {out}", present], values) == ["0.00001 /o", present.replace(out, "/o")]
     assert resolve_parameters(f"{X} {out}", {"x": 1}) == f"{X} {out}"
 
 
 def test_an_artifact_is_never_present():
     data = Artifact("d", ArtifactType("system.Dataset"), "/d")
     words = [json.dumps({"IfPresent": {"InputName": "d", "Then": "yes", "Else": "no"}})]
-    assert resolve_command(words, Facts(parameters={"d": data})) == ["no"]
+    assert resolve_command(words, PlaceholderValues(parameters={"d": data})) == ["no"]
 
 
 def test_concatenated_text():
     concat = {"Concat": ["--x=", X, {"IfPresent": {"InputName": "opt", "Then": "a", "Else": ["b", X]}}]}
-    assert resolve_command([json.dumps(concat)], FACTS) == ["--x=XbX"]
+    assert resolve_command([json.dumps(concat)], VALUES) == ["--x=XbX"]
 
 
 def test_the_text_of_a_pod_is_one_input():

@@ -270,7 +270,7 @@ def find_own_functions(pipeline: Pipeline) -> Iterator[Finding]:
     from torchx_kfp.execution.model.findings import Finding, Kind
 
     for place in known_stages(pipeline, {}):
-        words = place.facts.application
+        words = place.decoded.application
         module = sys.modules.get(words[4]) if words[1:4] == ("-m", call.__name__, "-m") else None
         if module is not None and _pipelines(module):
             file = os.path.basename(str(module.__file__))

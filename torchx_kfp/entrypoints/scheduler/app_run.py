@@ -64,7 +64,7 @@ def roles_of(record: RunRecord) -> dict[str, StageRoles]:
     defaults = {name: one.default for name, one in pipeline.root.inputs.items() if one.has_default}
     for stage in known_stages(pipeline, {**defaults, **record.arguments}):
         name = stage.name
-        if several := stage.facts.replica_roles:
+        if several := stage.decoded.replica_roles:
             roles[name] = StageRoles({role.name: role.most for role in several}, is_distributed=True)
         else:
             annotations = (stage.component.platform.get("podMetadata") or {}).get("annotations") or {}

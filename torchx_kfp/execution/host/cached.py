@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.inputs import RUN_ID
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
+from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
 from torchx_kfp.execution.pipeline.spec import FromInput, FromTask, Origin
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
 from torchx_kfp.execution.runs.result import StageResult
@@ -45,7 +45,7 @@ def cached_run_ids(
     def take(names: Sequence[str], value: object) -> None:
         run_ids = value if isinstance(value, list) else [value]
         for name, run_id in zip(names, run_ids, strict=True) if len(names) == len(run_ids) else ():
-            if name in wanted and str(run_id).split("/")[1:-1] == [reads.tracked[name].facts.stage]:
+            if name in wanted and str(run_id).split("/")[1:-1] == [reads.tracked[name].decoded.stage]:
                 found[name] = str(run_id)
 
     for stage, inputs in given.items():
@@ -110,7 +110,9 @@ class _Reads:
                     values[name] = names or []
                 elif len(names) == 1:
                     values[name] = names[0]
-        reads = decode(resolve_command(container.words, Facts(parameters=values))).reads if container else {}
+        reads = (
+            decode(resolve_command(container.words, PlaceholderValues(parameters=values))).reads if container else {}
+        )
         return {alias: [names] if isinstance(names, str) else list(names) for alias, names in reads.items()}
 
     def _origin(self, around: ScopedTask | None, origin: Origin | None, indices: tuple[int, ...]) -> list[str]:

@@ -258,7 +258,7 @@ class HostRun(ReadableRun):
         said = []
         for stage in stages:
             place = self._pipeline.places.get(stage.path) if self._pipeline is not None else None
-            launcher = place.facts.specification if place is not None else None
+            launcher = place.decoded.specification if place is not None else None
             if launcher is None or stage.state is not State.CANCELED or not stage.attempts or self._nodes is None:
                 continue
             pod = stage.attempts[-1].started.pod_name

@@ -84,7 +84,7 @@ class RunPipeline:
     def is_distributed(self, stage: str) -> bool:
         """Tell whether a tracked stage has replicas, which its launcher starts."""
         place = self.tracked.get(without_indices(stage))
-        return place is not None and place.facts.specification is not None
+        return place is not None and place.decoded.specification is not None
 
     def is_import(self, stage: str) -> bool:
         """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""

@@ -351,7 +351,7 @@ class StageReader:
             exit_code = 0
         pod = last.pod if last is not None else ""
         tracked = self._tracked.get(without_indices(name)) if pod or state is State.CACHED else None
-        run_id = f"{self._progress.run_id}/{tracked.facts.stage}/{pod}" if tracked and pod else ""
+        run_id = f"{self._progress.run_id}/{tracked.decoded.stage}/{pod}" if tracked and pod else ""
         started = begun[0].start if begun else None
         time = self._time(ended, started)
         result = StageResult(

@@ -82,7 +82,7 @@ def with_storage(
     kubernetes = platform.setdefault("platforms", {}).setdefault("kubernetes", {})
     executors = kubernetes.setdefault("deploymentSpec", {}).setdefault("executors", {})
     for component in pipeline.components.values():
-        if component.container is None or component.facts.tracker_base is None:
+        if component.container is None or component.decoded.tracker_base is None:
             continue
         own = _own_variables(component)
         label = spec["components"][component.name]["executorLabel"]
@@ -103,8 +103,8 @@ def _own_variables(component: Component) -> set[str]:
     from_secrets = component.platform.get("secretAsEnv") or ()
     return {
         *(name for name, _ in (container.env if container is not None else ())),
-        *component.facts.variables,
-        *(name for role in component.facts.replica_roles for name in role.env),
+        *component.decoded.variables,
+        *(name for role in component.decoded.replica_roles for name in role.env),
         *(key["envVar"] for secret in from_secrets for key in secret.get("keyToEnv", ())),
     }
 

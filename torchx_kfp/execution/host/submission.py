@@ -253,7 +253,7 @@ def _of_endpoint(stage: ScopedTask, environ: Mapping[str, str], storage: Storage
 def _is_mounted(path: str, component: Component) -> bool:
     """Tell whether a stage has a volume at a path or above it that lasts; for a distributed one, each replica."""
     mounts = [mount.get("mountPath", "") for mount in component.platform.get("pvcMount") or ()]
-    if roles := component.facts.replica_roles:
+    if roles := component.decoded.replica_roles:
         return all(_is_below(path, [*mounts, *role.mounts]) for role in roles)
     return _is_below(path, mounts)
 

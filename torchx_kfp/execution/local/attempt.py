@@ -47,7 +47,7 @@ from torchx_kfp.execution.local.transfer import (
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.endpoints import S3_ENDPOINT
 from torchx_kfp.execution.pipeline.inputs import inputs_of_stage, with_defaults
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command, resolve_pod_text
+from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command, resolve_pod_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, names_executor, parse_command
 from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
@@ -57,7 +57,7 @@ from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
 @dataclass(frozen=True)
 class RunContext:
-    """The facts that all stages of a run share; ``constants`` are the values of placeholders."""
+    """What all stages of a run share; ``constants`` are the values of placeholders."""
 
     run_id: str
     folder: Path
@@ -85,7 +85,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     inputs = inputs_of_stage(run.task, component, run.inputs)
     takes_all = names_executor(container.words)
     values, copies = with_copies(inputs, container.words, folder / TAKEN, runs=context.runs, takes_all=takes_all)
-    facts = Facts(
+    placeholders = PlaceholderValues(
         parameters=values,
         workspace=context.constants["workspace_path"],
         unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(values),
@@ -99,7 +99,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     image = resolve_pod_text(container.image, with_defaults(component, run.inputs))
     if "{{$" in image:
         raise ValueError(f"has the image {image!r}, in which KFP does not fill in the placeholder")
-    command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
+    command, args = resolve_command(container.command, placeholders), resolve_command(container.args, placeholders)
     in_container = context.containers is not None
     endpoints = own_endpoints(context.environ, in_container=in_container)
     if endpoints:
@@ -134,7 +134,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         directory=Path(context.options.directory),
         component=component,
         inputs=inputs,
-        facts=facts,
+        placeholders=placeholders,
         image=image,
         command=command,
         args=args,
@@ -243,11 +243,14 @@ class Attempt(threading.Thread):
             return self.plan.result(error.exit_code, str(error))
 
     def _make_folders(self) -> None:
-        plan, facts = self.plan, self.plan.facts
+        plan, placeholders = self.plan, self.plan.placeholders
         # A runner that was killed before it recorded this attempt may have left its folder, and outputs in it. If some
         # files cannot be removed, the others are.
         shutil.rmtree(plan.folder, ignore_errors=True)
-        files = [*facts.output_files.values(), *(artifact.path for artifact in facts.output_artifacts.values())]
+        files = [
+            *placeholders.output_files.values(),
+            *(artifact.path for artifact in placeholders.output_artifacts.values()),
+        ]
         for path in (str(plan.log_file), *files, *plan.programs):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         for path, text in plan.programs.items():
@@ -329,7 +332,7 @@ class Attempt(threading.Thread):
         self._show([clean_line(line.encode())], "")
 
     def _show(self, lines: Sequence[str], unfinished: str) -> None:
-        for count in filter(None, map(ReplicaCount.parse, lines if self.plan.component.facts.replica_roles else ())):
+        for count in filter(None, map(ReplicaCount.parse, lines if self.plan.component.decoded.replica_roles else ())):
             self._on_message(count)
         self._lines.show(self.plan.stage, lines, unfinished)
 

@@ -309,7 +309,7 @@ def _stamp_if_there(path: str) -> Stamp | None:
 
 
 def _uses_workspace(plan: AttemptPlan) -> bool:
-    container, facts = plan.component.container, plan.facts
+    container, facts = plan.component.container, plan.placeholders
     assert container is not None
     paths = [item.path for value in facts.input_artifacts.values() for item in artifacts_in(value)]
     texts = (*container.words, *map(str, parameters_of(plan.inputs).values()), *paths)

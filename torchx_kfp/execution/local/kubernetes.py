@@ -202,10 +202,10 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
         and not _IN_METADATA.match(item["fieldPath"])
         and item["name"] not in OF_LAUNCHERS
     ]
-    for role in component.facts.replica_roles:
+    for role in component.decoded.replica_roles:
         kinds += _of_replicas(role)
-    if component.facts.specification is not None:
-        kinds += [f"the engine's {option}" for option in component.facts.specification.engine_options]
+    if component.decoded.specification is not None:
+        kinds += [f"the engine's {option}" for option in component.decoded.specification.engine_options]
     if is_volume_task(component):
         kinds.append("creating and deleting volume claims")
     return kinds

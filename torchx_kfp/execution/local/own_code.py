@@ -24,7 +24,7 @@ from torchx_kfp.contract.command import DecodedCommand, decode
 from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
+from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
 from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles
 from torchx_kfp.execution.pipeline.values import to_text
 from torchx_kfp.tracking.recorder import WorkspaceFile, list_code
@@ -204,7 +204,7 @@ def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, list[Sequence[str]]
     """Return a stage's command, its programs, and everything else that says what they do."""
     container = plan.component.container
     assert container is not None
-    facts = Facts(parameters=parameters_of(plan.inputs), unset=plan.facts.unset)
+    facts = PlaceholderValues(parameters=parameters_of(plan.inputs), unset=plan.placeholders.unset)
     # Paths of outputs differ in each run, and are not code.
     found = decode([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, facts)])
     roles = [(role.command, role.env) for role in found.replica_roles]

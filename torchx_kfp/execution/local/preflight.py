@@ -136,7 +136,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
     assert container is not None
     words = container.words
     if in_container:
-        yield from _image_problems(container.image, component.facts.replica_roles)
+        yield from _image_problems(container.image, component.decoded.replica_roles)
     elif parse_command(words) is None and names_executor(words):
         yield (
             f"is a Python component (dsl.component) whose code is not in its command. Run it in its image "

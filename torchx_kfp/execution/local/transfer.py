@@ -191,7 +191,7 @@ _LONGEST_REPORT = 64 << 20
 
 def read_run_id(plan: AttemptPlan) -> str | None:
     """Return the run id of a tracked stage, which exists even if the stage failed afterwards."""
-    path = plan.facts.output_files.get(RUN_ID)
+    path = plan.placeholders.output_files.get(RUN_ID)
     if plan.recorded_as or path is None or plan.tracker_base is None:
         return plan.recorded_as or None
     with contextlib.suppress(OSError, ValueError):
@@ -208,7 +208,7 @@ def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]
         ValueError: something is missing, has the wrong type, or is not a file; the message continues a sentence that
             begins with the stage's name.
     """
-    report, declared = plan.facts.executor_output, plan.facts.output_artifacts
+    report, declared = plan.placeholders.executor_output, plan.placeholders.output_artifacts
     try:
         text = read_bytes(report, limit=_LONGEST_REPORT).decode()
     except FileNotFoundError:
@@ -235,7 +235,7 @@ def _read_output(plan: AttemptPlan, name: str, type_: str, reported: Mapping[str
                 "which are exact up to 2**53. Return it as text"
             )
         return convert(reported[name], type_)
-    path = plan.facts.output_files[name]
+    path = plan.placeholders.output_files[name]
     try:
         text = read_bytes(path, limit=_LONGEST_OUTPUT).decode()
     except FileNotFoundError:

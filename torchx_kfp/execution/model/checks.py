@@ -57,7 +57,7 @@ from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
 #: The part of a stage's memory limit that KFP's launcher needs, in bytes.
 _LAUNCHER = 64 * 10**6
 _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
-#: Facts about the run that KFP fills in as a task's constant input.
+#: PlaceholderValues about the run that KFP fills in as a task's constant input.
 _FACT = re.compile(r"\{\{\$\.(?:pipeline_\w+)\}\}")
 _UNKNOWN_FACT = "{{$.pipeline_root}}"
 #: What KFP's API server replaces in the text of an argument.
@@ -136,7 +136,7 @@ def _of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[F
     for place in walk(pipeline):
         if place.inside is not None or place.task.condition or place.looped:
             continue
-        for role in place.component.facts.replica_roles:
+        for role in place.component.decoded.replica_roles:
             source = place.task.inputs.get(parameter_of(role.count) or "")
             if not isinstance(source, FromInput) or source.selector:
                 continue
@@ -196,7 +196,7 @@ def _settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
             "its earlier outputs there. Pass it as an argument (variables of an AppDef count), or turn off its cache",
         )
     taken = [name for name, parameter in component.inputs.items() if parameter.type == "TASK_CONFIG"]
-    if taken and not component.facts.replica_roles:
+    if taken and not component.decoded.replica_roles:
         yield (
             Kind.CHANGED,
             f"takes {joined(taken)} (dsl.TaskConfig), in which KFP puts what is set on the task; here, every field is "

@@ -19,7 +19,7 @@ _CONFIG_TYPE = "TASK_CONFIG"
 
 def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
     """Yield what is set on the task of a distributed stage and does not reach its replicas."""
-    roles = component.facts.replica_roles
+    roles = component.decoded.replica_roles
     if not roles:
         return
     takes_config = any(parameter.type == _CONFIG_TYPE for parameter in component.inputs.values())

@@ -44,7 +44,7 @@ def of_pod(component: Component) -> Iterator[tuple[Kind, str]]:
 
 def _words(component: Component, container: Container) -> Iterator[tuple[str, str]]:
     """Yield what is refused in a container, each with the rule."""
-    images = [container.image, *(role.image for role in component.facts.replica_roles)]
+    images = [container.image, *(role.image for role in component.decoded.replica_roles)]
     for image in dict.fromkeys(images):
         if not _fits(image, _IMAGE):
             yield f"the image {shown(image)}", "Write it as registry.example.com/team/app:tag, the path in lower case"

@@ -61,7 +61,7 @@ class Artifact:
         return place if isinstance(place, str) and "://" in place else ""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def numeric_metadata(self) -> dict[str, Any]:
         """The metadata. Numbers that were stored as text, because KFP would round them, are numbers again."""
         return {name: _number(value) for name, value in self.metadata.items()}
 

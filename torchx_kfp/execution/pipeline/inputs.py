@@ -25,7 +25,7 @@ from typing import Any
 from torchx_kfp.common.text import shown
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.execution.pipeline.conditions import select_field
-from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, Facts, placeholders_in, resolve_value
+from torchx_kfp.execution.pipeline.placeholders import WORKSPACE, PlaceholderValues, placeholders_in, resolve_value
 from torchx_kfp.execution.pipeline.spec import (
     Component,
     Constant,
@@ -173,7 +173,7 @@ def inputs_of_stage(task: Task, component: Component, values: Mapping[str, Any])
     every = with_defaults(component, values)
     constants = [name for name, source in task.inputs.items() if isinstance(source, Constant) and name in every]
     known = {name: value for name, value in every.items() if value is not UNKNOWN and name not in constants}
-    return {**every, **{name: resolve_value(every[name], Facts(parameters=known)) for name in constants}}
+    return {**every, **{name: resolve_value(every[name], PlaceholderValues(parameters=known)) for name in constants}}
 
 
 def loop_items(loop: Loop, values: Mapping[str, Any]) -> list[Any]:

@@ -103,7 +103,7 @@ def _placeholder(match: re.Match[str]) -> Placeholder:
 
 
 @dataclass(frozen=True)
-class Facts:
+class PlaceholderValues:
     """The values for placeholders.
 
     ``output_files`` maps output parameters to paths; ``executor_output`` is the path for the executor's own report.
@@ -123,21 +123,21 @@ class Facts:
         return {name: value for name, value in self.parameters.items() if is_artifact(value)}
 
 
-def resolve_text(text: str, facts: Facts, write: Callable[[Any], str] = to_text) -> str:
+def resolve_text(text: str, values: PlaceholderValues, write: Callable[[Any], str] = to_text) -> str:
     """Fill in the placeholders of a text, in which ``write`` gives the text of an input; unknown ones stay."""
     if "{{$" not in text:
         return text
-    return _PLACEHOLDER.sub(lambda match: _lookup(match, facts, write), text)
+    return _PLACEHOLDER.sub(lambda match: _lookup(match, values, write), text)
 
 
-def resolve_value(value: Any, facts: Facts) -> Any:
+def resolve_value(value: Any, values: PlaceholderValues) -> Any:
     """Fill in the placeholders in a value's strings."""
     if isinstance(value, str):
-        return resolve_text(value, facts)
+        return resolve_text(value, values)
     if isinstance(value, list):
-        return [resolve_value(item, facts) for item in value]
+        return [resolve_value(item, values) for item in value]
     if isinstance(value, dict):
-        return {resolve_text(key, facts): resolve_value(item, facts) for key, item in value.items()}
+        return {resolve_text(key, values): resolve_value(item, values) for key, item in value.items()}
     return value
 
 
@@ -173,20 +173,20 @@ def resolve_pod_text(text: str, inputs: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else ""
 
 
-def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
+def resolve_command(words: Sequence[str], values: PlaceholderValues) -> list[str]:
     """Fill in a command, including ``dsl.IfPresentPlaceholder`` and, unlike KFP, ``dsl.ConcatPlaceholder``."""
     command: list[str] = []
     for word in words:
         if _OUTPUTS in word:
             # KFP's driver leaves such a word to the launcher, which knows no structured placeholders.
-            command.append(resolve_text(word, facts))
+            command.append(resolve_text(word, values))
             continue
         try:
             # What KFP's compiler cannot have written is ordinary text, also an int with thousands of digits.
             is_structured = word.startswith((_IF_PRESENT, _CONCAT))
-            command += _expand(json.loads(word, parse_int=float) if is_structured else word, facts)
+            command += _expand(json.loads(word, parse_int=float) if is_structured else word, values)
         except (_NoNodeError, json.JSONDecodeError, RecursionError):
-            command.append(resolve_text(word, facts, driver_text))
+            command.append(resolve_text(word, values, driver_text))
     return command
 
 
@@ -200,41 +200,42 @@ def is_conditional(word: str) -> bool:
     return word.startswith(_IF_PRESENT)
 
 
-def _lookup(match: re.Match[str], facts: Facts, write: Callable[[Any], str]) -> str:
+def _lookup(match: re.Match[str], values: PlaceholderValues, write: Callable[[Any], str]) -> str:
     body, of = match[1], _placeholder(match).of
     if body is None:
         # Placeholders in its values are filled in, too: KFP fills in the other placeholders afterwards.
         return _PLACEHOLDER.sub(
-            lambda inner: inner.group() if inner[1] is None else _lookup(inner, facts, to_text), _executor_input(facts)
+            lambda inner: inner.group() if inner[1] is None else _lookup(inner, values, to_text),
+            _executor_input(values),
         )
     match of:
         case ("inputs", "parameters", name, _):
-            if name in facts.parameters:
-                return write(facts.parameters[name])
-            return "" if name in facts.unset else match[0]
+            if name in values.parameters:
+                return write(values.parameters[name])
+            return "" if name in values.unset else match[0]
         case ("outputs", "parameters", name, _):
-            return facts.output_files.get(name, match[0])
+            return values.output_files.get(name, match[0])
         case (side, "artifacts", name, what):
-            given: Mapping[str, Any] = facts.output_artifacts if side == "outputs" else facts.input_artifacts
+            given: Mapping[str, Any] = values.output_artifacts if side == "outputs" else values.input_artifacts
             # The backend uses the first of several artifacts.
             if artifacts := artifacts_in(given.get(name)):
                 return _artifact_text(artifacts[0], str(what))
-            return match[0] if side == "outputs" or name not in facts.unset else ""
-    if body in ("outputs.output_file", "outputMetadataUri") and facts.executor_output:
-        return facts.executor_output
+            return match[0] if side == "outputs" or name not in values.unset else ""
+    if body in ("outputs.output_file", "outputMetadataUri") and values.executor_output:
+        return values.executor_output
     return match[0]
 
 
-def _executor_input(facts: Facts) -> str:
+def _executor_input(values: PlaceholderValues) -> str:
     """Return KFP's ExecutorInput message as JSON, without empty parts."""
     inputs = {
-        "parameterValues": parameters_of(facts.parameters),
-        "artifacts": {name: as_message(value) for name, value in facts.input_artifacts.items()},
+        "parameterValues": parameters_of(values.parameters),
+        "artifacts": {name: as_message(value) for name, value in values.input_artifacts.items()},
     }
     outputs = {
-        "parameters": {name: {"outputFile": path} for name, path in facts.output_files.items()},
-        "artifacts": {name: as_message(artifact) for name, artifact in facts.output_artifacts.items()},
-        "outputFile": facts.executor_output,
+        "parameters": {name: {"outputFile": path} for name, path in values.output_files.items()},
+        "artifacts": {name: as_message(artifact) for name, artifact in values.output_artifacts.items()},
+        "outputFile": values.executor_output,
     }
     message: dict[str, dict[str, Any]] = {"inputs": inputs, "outputs": outputs}
     return to_json({what: {key: value for key, value in part.items() if value} for what, part in message.items()})
@@ -255,26 +256,26 @@ class _NoNodeError(Exception):
     """Something is not a structured placeholder."""
 
 
-def _expand(node: Any, facts: Facts) -> list[str]:
+def _expand(node: Any, values: PlaceholderValues) -> list[str]:
     """Return the words that a structured placeholder stands for: none, one or several."""
     match node:
         case str():
-            return [resolve_text(node, facts, driver_text)]
+            return [resolve_text(node, values, driver_text)]
         case {"Concat": list(parts), **rest} if not rest:
-            return ["".join(word for part in parts for word in _expand(part, facts))]
+            return ["".join(word for part in parts for word in _expand(part, values))]
         case {"IfPresent": {"InputName": str(name), "Then": then, **others}, **rest}:
             if not rest and others.keys() <= {"Else"}:
                 branches = [then, others.get("Else")]
                 # KFP looks at parameters only: an artifact is never present.
-                chosen = branches.pop(0 if parameters_of(facts.parameters).get(name) is not None else 1)
-                _expand_branch(branches[0], Facts())  # it must have the form, too
-                return _expand_branch(chosen, facts)
+                chosen = branches.pop(0 if parameters_of(values.parameters).get(name) is not None else 1)
+                _expand_branch(branches[0], PlaceholderValues())  # it must have the form, too
+                return _expand_branch(chosen, values)
     raise _NoNodeError
 
 
-def _expand_branch(branch: Any, facts: Facts) -> list[str]:
+def _expand_branch(branch: Any, values: PlaceholderValues) -> list[str]:
     nodes = branch if isinstance(branch, list) else [] if branch is None else [branch]
-    return [word for node in nodes for word in _expand(node, facts)]
+    return [word for node in nodes for word in _expand(node, values)]
 
 
 _QUANTITY = re.compile(r"(\+?[0-9.]+)([eE][+-]?[0-9]+|[num]|[kMGTPE]|[KMGTPE]i)?")

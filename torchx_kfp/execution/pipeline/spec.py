@@ -216,8 +216,8 @@ class Component:
     platform: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
-    def facts(self) -> DecodedCommand:
-        """The facts in the command of its container, as far as they are known without the inputs."""
+    def decoded(self) -> DecodedCommand:
+        """What the command of its container says, as far as it is known without the inputs."""
         return decode(self.container.words if self.container is not None else ())
 
     def as_dag(self) -> Dag:

@@ -24,7 +24,7 @@ from torchx_kfp.execution.pipeline.inputs import (
     inputs_of_stage,
     resolve,
 )
-from torchx_kfp.execution.pipeline.placeholders import Facts, resolve_command
+from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, Task
 
 # A name is one part of a path and of a tracker's key. A part may have 255 bytes, and numbers are added to it later.
@@ -131,26 +131,28 @@ class ScopedTask:
         return {name: value for name, value in values.items() if value is not UNKNOWN}
 
     @functools.cached_property
-    def facts(self) -> DecodedCommand:
+    def decoded(self) -> DecodedCommand:
         """What the command of its container says with the known inputs filled in."""
         container = self.component.container
-        return decode(resolve_command(container.words, Facts(parameters=self.inputs)) if container is not None else ())
+        return decode(
+            resolve_command(container.words, PlaceholderValues(parameters=self.inputs)) if container is not None else ()
+        )
 
     @property
     def is_tracked(self) -> bool:
         """Whether it is a tracked stage whose name is known."""
-        return bool(self.facts.stage) and "{{$" not in str(self.facts.stage)
+        return bool(self.decoded.stage) and "{{$" not in str(self.decoded.stage)
 
     @property
     def tracker_base(self) -> str | None:
         """The tracker base of a tracked stage; None if it is not known."""
-        base = self.facts.tracker_base
+        base = self.decoded.tracker_base
         return base if base and "{{$" not in base else None
 
     @property
     def workspace(self) -> str:
         """The URL of its workspace or that of its replicas, or a placeholder; empty without one."""
-        found = next(filter(None, workspaces_in(self.facts.words)), "")
+        found = next(filter(None, workspaces_in(self.decoded.words)), "")
         return dict(self.env).get(CODE_URL, found) if is_code_name(found) else found
 
     @property
@@ -161,7 +163,7 @@ class ScopedTask:
     @property
     def variables(self) -> list[tuple[str, str]]:
         """The application's variables that the container and its command set."""
-        of_command = self.facts.variables.items()
+        of_command = self.decoded.variables.items()
         return [*self.env, *((name, value) for name, value in of_command if name != TRACKER_BASE)]
 
 

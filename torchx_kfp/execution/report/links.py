@@ -123,7 +123,7 @@ class Links:
             for place, artifact in enumerate(those):
                 name = output if len(those) == 1 else f"{output}[{place}]"
                 kind = artifact.type.title.removeprefix("system.")
-                metadata = {key: value for key, value in artifact.facts.items() if key != "display_name"}
+                metadata = {key: value for key, value in artifact.numeric_metadata.items() if key != "display_name"}
                 if artifact.location:
                     metadata.pop(LOCATION, None)
                 yield _view(name, kind, self._link(name, artifact), metadata, partial(self._text, artifact))

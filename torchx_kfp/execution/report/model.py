@@ -61,7 +61,7 @@ def inputs_of(record: RunRecord, stage: StageState) -> dict[str, Any]:
 def _name_in_pipeline(name: str, place: ScopedTask) -> str:
     """Return the pipeline's name for an input of a stage; empty for parts of its command, and what another has."""
     inputs, source = place.task.inputs, place.task.inputs.get(name)
-    is_tracked = place.component.facts.tracker_base is not None
+    is_tracked = place.component.decoded.tracker_base is not None
     if is_tracked and isinstance(source, Constant) and is_stage_input(name):
         return ""
     derived, shown = _origin(source)

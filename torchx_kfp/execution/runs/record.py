@@ -172,7 +172,7 @@ def _tracked(run: RunRecord) -> set[str] | None:
     """Return the names of the stages that have a tracker base, without indices; None if that is not known."""
     try:
         stages = known_stages(run.load(), run.arguments)
-        return {stage.name for stage in stages if stage.facts.tracker_base is not None}
+        return {stage.name for stage in stages if stage.decoded.tracker_base is not None}
     except PipelineFileError:
         return None
 

@@ -123,7 +123,7 @@ class StageResult:
             for made in self.artifacts.values()
             for artifact in artifacts_in(made)
             if artifact.type.title == _METRICS
-            for name, value in artifact.facts.items()
+            for name, value in artifact.numeric_metadata.items()
             if isinstance(value, (int, float, str)) and name != _DISPLAY_NAME
         }
         return {**numbers, **metrics}

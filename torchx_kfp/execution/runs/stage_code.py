@@ -109,8 +109,8 @@ class _Workspace:
             stage: the stage.
             arguments: the values of the pipeline's parameters, which may be items of loops.
         """
-        roles = [(role.command, role.env) for role in stage.facts.replica_roles]
-        programs = [decode(words).application for words, _ in roles] or [stage.facts.application]
+        roles = [(role.command, role.env) for role in stage.decoded.replica_roles]
+        programs = [decode(words).application for words, _ in roles] or [stage.decoded.application]
         variables = [*stage.variables, *(pair for _, env in roles for pair in env.items())]
         values = [value for name, value in variables if name != CODE_URL]
         return self._used.of(programs, [*values, *_items(stage, arguments or {})])

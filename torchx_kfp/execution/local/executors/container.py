@@ -95,13 +95,14 @@ class Containers:
         Raises:
             ValueError: the stage needs something that a container cannot be given.
         """
-        container, platform, facts, folder = plan.component.container, plan.component.platform, plan.facts, plan.folder
+        container, platform = plan.component.container, plan.component.platform
+        placeholders, folder = plan.placeholders, plan.folder
         assert container is not None
-        bases = tracker_bases(plan.words, facts.parameters)
+        bases = tracker_bases(plan.words, placeholders.parameters)
         written = [str(path) for base in bases for path in written_folders(Path(base), folder.parent.name)]
         volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
         secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
-        workspace = [facts.workspace] if os.path.isdir(facts.workspace) else []
+        workspace = [placeholders.workspace] if os.path.isdir(placeholders.workspace) else []
         mounts = [
             *(Mount(path, path) for path in (str(folder), *workspace, *bases)),
             *copied_mounts(plan.copies),
@@ -109,7 +110,7 @@ class Containers:
             *(Mount(source, target, read_only=True) for source, target in secrets.items()),
             *self._mounts,
         ]
-        if (unseen := unseen_artifact(facts.parameters, mounts)) is not None:
+        if (unseen := unseen_artifact(placeholders.parameters, mounts)) is not None:
             raise ValueError(
                 f"takes an artifact from {unseen.uri}, which containers do not see. Give it: --mount {unseen.path}:ro"
             )
@@ -120,7 +121,7 @@ class Containers:
             memory_folders=memory_folders(platform),
             shared_folders=(made, f"{made}/outputs", f"{made}/artifacts", *volumes, *workspace, *written),
             files={source: files[target] for source, target in secrets.items()},
-            limits=read_limits(container.resources, facts.parameters),
+            limits=read_limits(container.resources, placeholders.parameters),
             shared_memory=shared_memory(platform),
         )
 

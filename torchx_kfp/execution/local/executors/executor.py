@@ -18,7 +18,7 @@ from torchx_kfp.contract.inputs import SEPARATOR, is_stage_input
 from torchx_kfp.execution.local.executors.mounts import Mount, source_of
 from torchx_kfp.execution.local.output import Log
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
-from torchx_kfp.execution.pipeline.placeholders import Facts, Limits
+from torchx_kfp.execution.pipeline.placeholders import Limits, PlaceholderValues
 from torchx_kfp.execution.pipeline.python_components import PythonComponent
 from torchx_kfp.execution.pipeline.spec import Component
 from torchx_kfp.execution.runs.journal import LOG_FILE
@@ -73,7 +73,7 @@ class AttemptPlan:
     inputs: Mapping[str, Any]
     #: The values of the command's placeholders, and the command: for a container, ``command`` replaces the image's
     #: ENTRYPOINT, ``args`` its CMD.
-    facts: Facts
+    placeholders: PlaceholderValues
     image: str
     command: Sequence[str]
     args: Sequence[str]
