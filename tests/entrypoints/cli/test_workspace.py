@@ -146,7 +146,7 @@ def test_a_dry_run_shows_what_would_go(project: Path, call: Call) -> None:
     done = call("run", *words)
     assert done.returncode == 0, done.stderr
     listed = ["353  app.py", "1,234  größe 2.txt", "10  helper.py", "7  run.sh"]
-    assert [line.strip() for line in done.stdout.splitlines()] == listed
+    assert [line.strip() for line in done.stdout.splitlines()][2:] == ["first   runs: it has not run yet", *listed]
     assert not (project / "base").exists()
     assert not (project / "local_outputs").exists()
     found = json.loads(call("run", *words, "--json").stdout)["workspaces"]["code"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,12 @@ from torchx_kfp.common.text import counted, printable, size_text
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
+from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import Decorator, Target, gathered, parameter_option
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import parse_arguments
+from torchx_kfp.execution.pipeline.walk import without_indices
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
@@ -129,20 +131,29 @@ def input_options(base: str, *, starts: bool = True) -> Decorator:
         ),
     ]
     if starts:
-        dry_run = "Show what would be sent (--workspace), and start nothing."
+        dry_run = "Show which stages would run and why, and what would be sent (--workspace); start nothing."
         options.append(click.option("--dry-run", is_flag=True, help=dry_run))
     return gathered("inputs", RunInputs, *options)
 
 
-def show_dry_run(run: PreparedRun, *, as_json: bool) -> None:
-    """Print what would go with a run that is not started."""
+def show_dry_run(run: PreparedRun, stages: Iterable[tuple[str, str]], *, as_json: bool) -> None:
+    """Print what would become of the stages of a run that is not started, by their names, and what would go with it."""
     sizes = {name: {each.name: each.size for each in one.entries} for name, one in run.workspaces.items()}
     if as_json:
         found = {
             name: {"digest": one.digest, "size": one.size, "files": sizes[name]} for name, one in run.workspaces.items()
         }
-        print_json({"workspaces": found})
+        plan = [{"stage": stage, "plan": what} for stage, what in stages]
+        print_json({"stages": plan, "workspaces": found})
     else:
+        alike: dict[tuple[str, str], list[str]] = {}
+        for stage, what in stages:
+            alike.setdefault((without_indices(stage), what), []).append(stage)
+        rows = [
+            {"stage": names[0] if len(names) == 1 else f"{stage} ({len(names):,} iterations)", "plan": what}
+            for (stage, what), names in alike.items()
+        ]
+        print_rows(rows, [Column("stage"), Column("plan")])
         for name, one in run.workspaces.items():
             print_message(f"Workspace {name}:")
             print_files(sizes[name], one.digest, one.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from torchx_kfp.execution.local.dag_scheduler import Scheduler
 from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.engine import find_engine
 from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
+from torchx_kfp.execution.local.forecast import StageForecast, forecast
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
@@ -150,14 +152,8 @@ def start(
         command: the command line that starts the run.
     """
     loaded, values = prepared.pipeline, prepared.values
-    chosen = RunOptions.of(options)
-    # Whoever gives a URL as an argument trusts its server.
-    urls = (value for value in prepared.arguments.values() if isinstance(value, str) and "://" in value)
-    chosen = dataclasses.replace(chosen, copy_from=(*chosen.copy_from, *urls))
-    found = check_supported(loaded, values, in_containers=chosen.docker)
-    given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), chosen.docker)
-    with reading(f"The pipeline {loaded.name!r}"):
-        verify_given(((place.component, place.scope_inputs) for place in walk(loaded, arguments=values)), given)
+    chosen, found = _options_of(prepared, options)
+    given = _given_keys(prepared, secrets, config_maps, env, chosen)
     stages = list(known_stages(loaded, values))
     check_bases(stages, chosen)
     is_again = bool(run_id)
@@ -174,6 +170,52 @@ def start(
             context = dataclasses.replace(context, pod_names=pod_names or PodNames())
             prepared.record(run_id, watch.on_warning)
             return _execute(prepared, found, context, journal, watch, done or {})
+
+
+def dry_run(
+    prepared: PreparedRun,
+    *,
+    name: str = "",
+    output_dir: str | os.PathLike[str],
+    secrets: Given | None = None,
+    config_maps: Given | None = None,
+    env: Collection[str] = (),
+    **options: Unpack[RunKeywords],
+) -> list[StageForecast]:
+    """Return what would become of each stage of a prepared run; the arguments, and the errors, are those of ``run``."""
+    chosen, _ = _options_of(prepared, options)
+    given = _given_keys(prepared, secrets, config_maps, env, chosen)
+    run_id = make_run_name(check_run_name(name) if name else prepared.pipeline.name)
+    with tempfile.TemporaryDirectory() as place, connected(chosen, run_id) as containers:
+        folder = Path(place) / run_id
+        folder.mkdir()
+        context = make_context(folder, chosen, given, containers, str(Path(output_dir).absolute()))
+        cache = _cache_of(prepared, context, Watch()) if chosen.cache else None
+        return forecast(prepared.pipeline, prepared.values, context, cache, prepared.fresh)
+
+
+def _options_of(prepared: PreparedRun, keywords: RunKeywords) -> tuple[RunOptions, list[Finding]]:
+    """Return the options of a run, and what a check of its pipeline has found."""
+    chosen = RunOptions.of(keywords)
+    # Whoever gives a URL as an argument trusts its server.
+    urls = (value for value in prepared.arguments.values() if isinstance(value, str) and "://" in value)
+    chosen = dataclasses.replace(chosen, copy_from=(*chosen.copy_from, *urls))
+    return chosen, check_supported(prepared.pipeline, prepared.values, in_containers=chosen.docker)
+
+
+def _given_keys(
+    prepared: PreparedRun,
+    secrets: Given | None,
+    config_maps: Given | None,
+    env: Collection[str],
+    options: RunOptions,
+) -> GivenKeys:
+    """Return the keys of secrets and config maps that a run has."""
+    given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), options.docker)
+    places = walk(prepared.pipeline, arguments=prepared.values)
+    with reading(f"The pipeline {prepared.pipeline.name!r}"):
+        verify_given(((place.component, place.scope_inputs) for place in places), given)
+    return given
 
 
 def _named_variables(names: Collection[str]) -> dict[str, str]:
@@ -275,7 +317,7 @@ def _execute(
 
 def _cache_of(prepared: PreparedRun, context: RunContext, watch: Watch) -> Cache:
     """Return the cache in the folder of runs. What runs write is not the code of stages."""
-    runs = context.folder.parent
+    runs = Path(context.runs)
     bases = [prepared.values.get(TRACKER_BASE_PARAMETER), *prepared.bases]
     folders = [os.path.join(context.options.directory, base) for base in bases if isinstance(base, str)]
     workspaces = {packed.url: packed.entries for packed in prepared.workspaces.values()}

@@ -18,6 +18,8 @@ from torchx_kfp.execution.pipeline.used_files import Code
 _NAMED = 3
 #: The characters of a value that is kept as it is, at most.
 _LONGEST = 1000
+#: The run id of a stage on this machine.
+_RUN_ID = re.compile(r"[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}/([^/]+)/[^/]+")
 _ADDED = re.compile(rf"\A(.+?){ADDED}\Z")
 
 
@@ -83,6 +85,8 @@ def _changed(part: str, name: str, before: Any, now: Any) -> str:
     if part == "inputs" and is_stage_input(name):  # it has values of words of the command
         return "its command changed"
     short = _ADDED.sub(r"\1", name) if part == "inputs" and name.endswith(tuple(SUFFIXES.values())) else name
+    if isinstance(now, str) and (found := _RUN_ID.fullmatch(now)):
+        return f"it reads {found[1]}"
     if any(isinstance(value, (dict, list)) for value in (before, now)):
         return f"{short} changed"
     if before is None or now is None:

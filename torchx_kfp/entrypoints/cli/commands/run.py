@@ -22,7 +22,7 @@ from torchx_kfp.entrypoints.cli.lookup import usual_base
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import check_run_name, outline
+from torchx_kfp.execution.pipeline.walk import outline
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.state import RunState
@@ -93,8 +93,7 @@ def run_command(
     """
     from torchx_kfp.entrypoints.cli.display.summary import summarize
     from torchx_kfp.entrypoints.cli.display.views import view_of
-    from torchx_kfp.execution.local.preflight import check_supported
-    from torchx_kfp.execution.local.runner import start
+    from torchx_kfp.execution.local.runner import dry_run, start
 
     folder = OUTPUT_DIR if output_dir is None else output_dir
     options |= given
@@ -118,10 +117,8 @@ def run_command(
         without=[folder],
     )
     if inputs.dry_run:
-        check_supported(prepared.pipeline, prepared.values, in_containers=bool(options["docker"]))
-        if name:
-            check_run_name(name)
-        show_dry_run(prepared, as_json=view.as_json)
+        stages = dry_run(prepared, name=name or "", output_dir=folder, **options)
+        show_dry_run(prepared, stages, as_json=view.as_json)
         return
     pipeline = prepared.pipeline
     shown, command = view_of(RunState(outline(pipeline)), view), CommandLine(this_call(), os.getcwd())

@@ -67,7 +67,7 @@ def submit_command(
     host = connect(flags)
     prepared = prepare_submission(host.connection.settings, target, inputs)
     if inputs.dry_run:
-        show_dry_run(prepared, as_json=view.as_json)
+        show_dry_run(prepared, (), as_json=view.as_json)
         return
     run = start_run(host, prepared, submission, say=print_message, warn=print_message)
     if not view.as_json:
