@@ -21,6 +21,8 @@ _BACK_OFF = re.compile(r'ImagePullBackOff: Back-off pulling image "[^"]*": (?=Er
 _OF_LAUNCHER = "of KFP's launcher"
 _LAUNCHER_CODES = (1, 2)
 _NOTES = re.compile(rf"ended with exit code \d+ \({_OF_LAUNCHER}(?:, (.*))?\)")
+#: The exit code of a program that SIGTERM has ended, as shells say it, and why that comes without a cancel.
+_TERMINATED, _TOLD_TO_END = 143, "SIGTERM, as when a pod is deleted or its node is drained"
 #: How the launcher says that the stage's own process has ended: as Go describes it.
 _STATUS = re.compile(r"exit status (\d{1,3})|signal: ([a-z0-9/ ]+?)(?: \(core dumped\))?")
 #: Go's names of the signals on Linux, from 1.
@@ -142,6 +144,7 @@ def explained(result: StageResult, said: str) -> StageResult:
     status = _STATUS.fullmatch(said)
     if status and (status[1] or status[2] in SIGNALS):
         code = int(status[1]) if status[1] else -1 - SIGNALS.index(status[2])
+        note = note or (_TOLD_TO_END if code == _TERMINATED else None)
         return replace(result, exit_code=code, reason=_with_note(describe_exit(code), note))
     return replace(result, reason=_with_note(f"failed in KFP's launcher: {said}", note))
 
