@@ -71,6 +71,29 @@ def test_a_stage_that_was_asked_to_end_is_not_started_again(shells: Path, tmp_pa
     assert (process.returncode, out, err) == (42, b"15 None\n", b"")
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_only_tells_something(shells: Path, tmp_path: Path, number: int) -> None:
+    """Schedulers announce a preemption with one; it ended the shell, and the application with it."""
+    program = (
+        "import os, signal, sys; signals = {10, 12}; signal.pthread_sigmask(signal.SIG_BLOCK, signals); "
+        "os.write(1, b'ready\\n'); got = signal.sigwait(signals); os.write(1, b'%d\\n' % got); "
+        "signal.sigtimedwait((), 0.3); sys.exit(42)"
+    )
+    container = stage_container(tmp_path, entrypoint=sys.executable, args=["-c", program], max_retries=1)
+    environ = {"PATH": f"{shells}:{os.environ['PATH']}"}
+    with subprocess.Popen(
+        container.argv(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline() == b"ready\n"
+            process.send_signal(number)
+            assert process.stdout.readline() == b"%d\n" % number
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (42, b"")
+    assert err.decode().splitlines() == said(2, 2, 42)
+
+
 def test_an_application_that_ends_at_once_when_asked_keeps_its_exit_code(shells: Path, tmp_path: Path) -> None:
     """The shell may not have noticed its end when it looks for it."""
     args = ["-c", "trap 'exit 42' TERM; echo ready; sleep 30 >&- & wait"]

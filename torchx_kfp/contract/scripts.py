@@ -72,11 +72,11 @@ _PARTS = {
 #: once, only another ``wait`` has its exit code (127: the first one had it; -1: bash 5.2 has lost it). A signal that
 #: comes while the child is being started is passed on once more, because the child may still be the shell, which loses
 #: it. ``_n`` has a character for each attempt, because the kubelet rewrites what shells use for arithmetic. A stage
-#: that was asked to end is not started again.
+#: that was asked to end is not started again. Signals that only tell something (``_u``) are passed on as they are.
 _RETRIES = (
-    "_k= _n=x%s; trap '_k=1;kill $!' 1 2 15; "
-    'while "$@"& [ ! $_k ]||kill $!; while wait $!;_c=$?;[ $_k ]&&kill -0 $!;do :;done 2>&-; '
-    "[ ! $_k ]||{ wait $!;_d=$?;case $_d in 127|-1);;*)_c=$_d;esac;} 2>&-; "
+    "_k= _n=x%s; trap '_k=1;kill $!' 1 2 15; trap '_u=1;kill -USR1 $!' USR1; trap '_u=1;kill -USR2 $!' USR2; "
+    'while "$@"& [ ! $_k ]||kill $!; while _u=;wait $!;_c=$?;[ $_k$_u ]&&kill -0 $!;do :;done 2>&-; '
+    "[ ! $_k$_u ]||{ wait $!;_d=$?;case $_d in 127|-1);;*)_c=$_d;esac;} 2>&-; "
     "[ ! $_k ]&&[ $_c != 0 ]&&[ ${#_n} -lt %d ];do _n=x$_n; "
     "echo torchx-kfp: attempt ${#_n} of %d: the application ended with exit code $_c >&2%s;done;exit $_c"
 )
