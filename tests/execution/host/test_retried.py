@@ -116,6 +116,8 @@ def test_a_retry_is_watched(retried: Retried) -> None:
     run_id = retried.fail(chain(retried.folder, {"w": 2.5}))
     run = attach(run_id, host=retried.host.url)
     assert run.wait(Watch()).state is State.FAILED
+    said = retried.program("watch", run_id).stderr
+    assert re.search(says(f"torchx-kfp retry {run_id}\n", "Submit it again to go on", "KFP's cache"), said), said
     result = run.retry().wait(Watch(), timeout=60)
     assert (result.state, result["train"].state) == (State.FAILED, State.FAILED), "nothing has changed"
     (retried.folder / "go").touch()
@@ -154,10 +156,11 @@ def test_a_run_that_cannot_be_retried_says_why(retried: Retried) -> None:
 
 
 def test_a_run_on_this_machine_is_run_again(retried: Retried) -> None:
-    compiler.Compiler().compile(chain(retried.folder, {"w": 2.5}), str(retried.folder / "chain.yaml"))
+    # What is under the tracker base is not code of the stages.
+    compiler.Compiler().compile(chain(retried.base, {"w": 2.5}), str(retried.folder / "chain.yaml"))
     failed = retried.program("run", "chain.yaml", "-p", f"base={retried.base}")
     assert failed.returncode == 1, failed.stderr
-    (retried.folder / "go").touch()
+    (retried.base / "go").touch()
     done = retried.program("retry", "latest", "--output-dir", "local_outputs", TORCHX_KFP_HOST="")
     assert done.returncode == 0, done.stderr
     assert [row[:2] for row in rows(done.stdout)] == [

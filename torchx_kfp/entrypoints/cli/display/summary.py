@@ -194,7 +194,8 @@ def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) 
 def _ways_to_go_on(command: CommandLine | None, result: RunResult, cache: str) -> list[str]:
     """Return the sentence that running the pipeline again continues."""
     if command is None:
-        return [f"Run it again to go on: finished stages come from {cache}."]
+        again = "Submit" if result.folder is None else "Run"
+        return [f"{again} it again to go on: finished stages come from {cache}."]
     again = this_command(*words_to_go_on(command, result))
     if os.path.realpath(command.directory) != os.getcwd():
         again = f"cd {shlex.quote(command.directory)} && {again}"
