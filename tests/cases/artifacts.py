@@ -220,3 +220,41 @@ def metadata_in_containers() -> str:
 @case(refused="takes an artifact")
 def as_pipeline_input(data: dsl.Input[dsl.Dataset]):
     echo(text=read(data=data).output)
+
+
+@component
+def change(data: dsl.Input[dsl.Dataset]) -> str:
+    with open(data.path, "a") as file:
+        file.write(" and changed")
+    with open(data.path) as file:
+        return file.read()
+
+
+@component
+def read_after(data: dsl.Input[dsl.Dataset], before: str) -> str:
+    with open(data.path) as file:
+        return f"{before}; {file.read()}"
+
+
+@case(outputs={"Output": "x and changed; x"}, unseen=True)
+def changed() -> str:
+    data = make(text="x").outputs["out"]
+    return read_after(data=data, before=change(data=data).output).output
+
+
+@component
+def write_beside(data: dsl.Output[dsl.Dataset]):
+    for path in (data.path, f"{data.path}.csv"):
+        with open(path, "w") as file:
+            file.write("x")
+
+
+@component
+def read_beside(data: dsl.Input[dsl.Dataset]):
+    with open(f"{data.path}.csv"):
+        pass
+
+
+@case(state="failed", stages={"write-beside": {}, "read-beside": "failed"}, unseen=True)
+def beside():
+    read_beside(data=write_beside().outputs["data"])
