@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import subprocess
 import sys
 import tarfile
@@ -24,6 +25,16 @@ PUBLIC = {
     PACKAGE,
     *(f"{PACKAGE}.{name}" for name in ["engines", "tracking", "local", "host", "hpo", "hpo.ax", "errors"]),
 }
+
+_COUNT = """
+import click
+from torchx_kfp.entrypoints.cli import cli as main
+def parameters(command):
+    below = command.commands.values() if type(command) is click.Group else ()
+    return len(command.params) + sum(map(parameters, below))
+names = main.list_commands(None)
+print(len(names), sum(parameters(main.get_command(None, name)) for name in names))
+"""
 
 
 def measures(root: Path) -> dict[str, int | str]:
@@ -44,10 +55,19 @@ def measures(root: Path) -> dict[str, int | str]:
         **{f"lines of {name}": count for name, count in sorted(folders.items())},
         f"lines of {PACKAGE}": sum(count for path, count in lines.items() if path.parts[0] == PACKAGE),
         f"modules of {PACKAGE}": sum(path.parts[0] == PACKAGE for path in lines),
+        **_commands(root),
         "modules of tests": len(tests),
         "modules of tests that import internals": len(knowing),
         "lines in them, of the lines of such modules": f"{share:.0%}",
     }
+
+
+def _commands(root: Path) -> dict[str, int | str]:
+    """Count the commands, and the arguments and options of all of them: what ``root`` loads says what it has."""
+    environ = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", _COUNT], cwd=root, env=environ, check=True, capture_output=True)
+    commands, parameters = map(int, done.stdout.split())
+    return {"commands": commands, "parameters of commands": parameters}
 
 
 def _imported(text: str, modules: set[str]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,13 +14,12 @@ from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.entrypoints.cli.display.printing import (
     is_number,
-    print_csv,
     print_json,
     print_message,
     show_value,
 )
 from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
-from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
+from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, titled
 from torchx_kfp.tracking.recorder import Search
@@ -45,9 +44,8 @@ _Fact = tuple[str, str, str, Any]
 @click.argument("runs", nargs=-1, metavar="RUN[/STAGE] ...")
 @click.option("--changed", is_flag=True, help="Show only differences between the runs.")
 @json_option
-@csv_option
 @finds_runs(recorded=True)
-def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv: bool, lookup: Lookup) -> None:
+def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, lookup: Lookup) -> None:
     """Compare runs: their parameters, results, metrics logged by step, and metadata.
 
     Parameters are compared if the runs themselves are found, and not only their records. Cached stages count with the
@@ -71,18 +69,10 @@ def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, as_csv:
     for it, one in zip(compared.located, compared.chosen, strict=True):
         if not one.keys:
             print_message(it.nothing_recorded(one.name))
-    if as_csv:
-        cells = ([row["stage"], row["kind"], row["name"], *map(_cell, row["values"].values())] for row in rows)
-        print_csv(["stage", "kind", "name", *labels], cells)
-    elif as_json:
+    if as_json:
         print_json({"runs": labels, "rows": rows})
     else:
         print_rows(rows, compared.columns, dim=lambda row: not row["changed"])
-
-
-def _cell(values: Sequence[Any]) -> Any:
-    """Return a single value with its type, and several values as text."""
-    return values[0] if len(values) == 1 else show_values(values, str)
 
 
 @dataclass(frozen=True)
@@ -217,21 +207,23 @@ def _text_of(row: Mapping[str, Any], label: str) -> str:
     return ("cached" if values else "") if row["kind"] == "cached" else show_values(values)
 
 
-def show_values(values: Sequence[Any], show: Callable[[Any], str] = show_value) -> str:
+def show_values(values: Sequence[Any]) -> str:
     """Format a value, or the range and number of several values."""
     if not values:
         return ""
     if len(values) == 1:
-        return show(values[0])
+        return show_value(values[0])
     if all(map(is_number, values)):
         ordered = sorted(value for value in values if value == value)  # but NaN; an int may be too large for isnan
         nan = len(values) - len(ordered)
-        ends = " ... ".join(map(show, dict.fromkeys((ordered[0], ordered[-1])))) if ordered else "nan"
+        ends = " ... ".join(map(show_value, dict.fromkeys((ordered[0], ordered[-1])))) if ordered else "nan"
         return f"{ends} ({len(values)}{f', {nan} nan' if nan and ordered else ''})"
     different: list[Any] = []
     different += (value for value in values if value not in different)
     return (
-        f"{show(different[0])} ({len(values)})" if len(different) == 1 else f"{len(different)} values ({len(values)})"
+        f"{show_value(different[0])} ({len(values)})"
+        if len(different) == 1
+        else f"{len(different)} values ({len(values)})"
     )
 
 
