@@ -548,8 +548,9 @@ def _pod_texts(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, st
                 f"has the {what} {with_names(str(text))!r}, of which KFP takes {_shown(name)} alone. {whole}",
             )
         elif type_ != "STRING":
+            # It gets no accelerator, and an empty text elsewhere.
             yield (
-                Kind.FAILS,
+                Kind.CHANGED if what.startswith("accelerator") else Kind.FAILS,
                 f"has the {what} {_shown(name)} of the type {TYPE_NAMES.get(type_, type_)}, and KFP takes text only. "
                 f"{whole}",
             )

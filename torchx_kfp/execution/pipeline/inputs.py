@@ -42,7 +42,7 @@ from torchx_kfp.execution.pipeline.values import convert, typed
 
 #: The body of the placeholder for the folder that all stages of a run share.
 _WORKSPACE = WORKSPACE.removeprefix("{{$.").removesuffix("}}")
-_NOT_SET = "was not set. Give it a value, or its parameter a default such as ''"
+_WAY_OUT = "Give it a value, or its parameter a default such as ''"
 
 
 class _Unknown:
@@ -113,7 +113,7 @@ def resolve(
     for name, source in {**task.inputs, **task.artifacts}.items():
         declared = component.inputs.get(name)
         try:
-            value = _value(source, scope, output, facts)
+            value = _value(source, scope, output, facts, is_artifact_input=name in task.artifacts)
             if value is not UNKNOWN:
                 value = value if name in task.artifacts else _checked(value, source, declared)
             values[name] = value
@@ -231,19 +231,26 @@ def _value(
     scope: Mapping[str, Any],
     output: Callable[[FromTask | FinalStatus], Any],
     facts: Mapping[str, str] | None,
+    *,
+    is_artifact_input: bool,
 ) -> Any:
     """Return the value that a task names, before its type is looked at."""
     if isinstance(source, Constant):
         return _constant(source.value, facts)
     if isinstance(source, FromInput):
+        if source.name not in scope and is_artifact_input:
+            raise ValueError(
+                f"{source.name!r} was not set, and KFP's driver fails on that, also if the input is optional. Pass an "
+                "artifact, or leave the input out"
+            )
         if source.name not in scope:
             raise ValueError(
-                f"{source.name!r} {_NOT_SET}. A nested pipeline that is passed a parameter without a value "
-                "does not use its default on KFP"
+                f"{source.name!r} was not set: on KFP, a nested pipeline that is passed a parameter without a value "
+                f"does not use its default. {_WAY_OUT}"
             )
         value = scope[source.name]
         if value is None:
-            raise _NullError(f"{source.name!r} {_NOT_SET}")
+            raise _NullError(f"{source.name!r} was not set. {_WAY_OUT}")
     elif isinstance(source, (FromTask, FinalStatus)):
         value = output(source)
     else:
