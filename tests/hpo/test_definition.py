@@ -127,6 +127,8 @@ def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
     ("space", "arguments", "facts"),
     [
         (hpo.float, (1, 1), ["hpo.float(1, 1)", "below high"]),
+        (hpo.float, ("a", 1), ["hpo.float('a', 1)", "not numbers"]),
+        (hpo.float, (True, 2), ["not numbers"]),
         (hpo.float, (0, math.inf), ["inf", "finite"]),
         (hpo.float, (-1.7e308, 1.7e308), ["1.7e+308", "finite"]),
         (hpo.log, (1.0, 0.5), ["hpo.log(1.0, 0.5)", "below high"]),

@@ -154,6 +154,15 @@ def test_the_parameters_are_arguments_of_a_component() -> None:
         ({"trial": lambda: python("")}, ["too many positional", "function of one argument"]),
         ({"trial": lambda p: python("", f"{p.layer}")}, ["'layer'", "Did you mean 'layers'?"]),
         ({"parallelism": 0}, ["parallelism is 0", "1 or more"]),
+        ({"parallelism": "2"}, ["parallelism is '2'", "1 or more"]),
+        *(
+            ({what: wrong}, [f"{what} is {wrong!r}"])
+            for what in ("rounds", "trials")
+            for wrong in (2.5, 2.0, "4", True)
+        ),
+        *(({"seed": wrong}, [f"seed is {wrong!r}"]) for wrong in ("x", 1.5)),
+        *(({"minimize": wrong}, ["minimize has", "loss"]) for wrong in (None, [5])),
+        ({"optimizer": None}, ["optimizer is None", "'random'"]),
         ({"optimizer": "ax"}, ["'ax'", "torchx-kfp[ax]", "image="]),
         ({"optimizer": "mine.search:ask"}, ["torchx-kfp and mine.search", "image="]),
         ({"trial": lambda p: AppDef("a", [Role("a", f"a:{p.lr}", args=[f"{p.layers}"])])}, ["image", "image="]),
@@ -169,3 +178,16 @@ def test_options_that_do_not_exist() -> None:
         compile_pipeline(searching(results={"loss": float}))
     with pytest.raises(TypeError, match="'paralelism'"):
         compile_pipeline(searching(paralelism=1))
+
+
+def test_trials_with_an_engine_may_have_claims_that_are_read_only() -> None:
+    """The stages that ask have no engine, and do not need these."""
+
+    def trial(p: hpo.Parameters) -> AppDef:
+        app = python(TRIAL, f"{p.lr}", f"{p.layers}")
+        app.roles[0].mounts = [VolumeMount("data", "/data", read_only=True), VolumeMount("results", "/results")]
+        return app
+
+    compiled = compile_pipeline(searching(trial, engine="job"))
+    assert "mountPath: /data" not in compiled
+    assert "mountPath: /results" in compiled

@@ -48,9 +48,10 @@ def define_search(
                 "parameter, another objective or itself. Record it under another name."
             )
     _check_optimizer(optimizer)
-    for what, value in (("rounds", rounds), ("trials", trials)):
-        if value is not None and value < 1:
-            raise SearchError(f"{what} is {value!r}. Give a whole number, 1 or more.")
+    check_count("rounds", rounds)
+    check_count("trials", trials)
+    if seed is not None and type(seed) is not int:
+        raise SearchError(f"seed is {seed!r}. Give a whole number, or leave it out.")
     definition: dict[str, Any] = {
         "parameters": dict(parameters),
         "objectives": objectives,
@@ -75,9 +76,15 @@ def results_of(definition: Mapping[str, Any]) -> dict[str, type[Any]]:
     return {**results, FRONT: list} if len(definition["objectives"]) > 1 else results
 
 
+def check_count(what: str, value: object) -> None:
+    """Reject what is not a whole number above 0, or None."""
+    if value is not None and (type(value) is not int or value < 1):
+        raise SearchError(f"{what} is {value!r}. Give a whole number, 1 or more.")
+
+
 def _check_parameters(parameters: Mapping[str, Space]) -> None:
     example = "{'lr': hpo.log(1e-4, 1.0), 'layers': hpo.int(1, 8)}"
-    if not parameters:
+    if not isinstance(parameters, Mapping) or not parameters:
         raise SearchError(f"parameters is {parameters!r}. Name at least one parameter: {example}.")
     for name, space in parameters.items():
         if output_name(name) != name:
@@ -116,8 +123,8 @@ def _check_text(name: str, value: str) -> None:
 def _parse_objectives(minimize: str | Iterable[str], maximize: str | Iterable[str]) -> Mapping[str, str]:
     objectives: dict[str, str] = {}
     for direction, names in (("minimize", minimize), ("maximize", maximize)):
-        for name in [names] if isinstance(names, str) else names:
-            if not output_name(name):
+        for name in [names] if isinstance(names, str) or not isinstance(names, Iterable) else names:
+            if not isinstance(name, str) or not output_name(name):
                 raise SearchError(f"{direction} has {name!r}. Name a result of the trials: {direction}='loss'.")
             if name in objectives:
                 raise SearchError(
@@ -130,7 +137,7 @@ def _parse_objectives(minimize: str | Iterable[str], maximize: str | Iterable[st
 
 
 def _check_optimizer(optimizer: str) -> None:
-    module, _, function = optimizer.partition(":")
+    module, _, function = str(optimizer).partition(":")
     if optimizer not in OPTIMIZERS and not all(part.isidentifier() for part in [*module.split("."), function]):
         raise SearchError(
             f"optimizer is {optimizer!r}.{did_you_mean(optimizer, OPTIMIZERS)} Write 'random', 'grid', 'ax', or "

@@ -18,7 +18,7 @@ from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.inputs import plain_json
 from torchx_kfp.errors import ChannelError, SearchError
-from torchx_kfp.hpo.definition import TRIALS, define_search, results_of
+from torchx_kfp.hpo.definition import TRIALS, check_count, define_search, results_of
 from torchx_kfp.hpo.optimizers import SIMPLE
 from torchx_kfp.hpo.spaces import Space
 
@@ -127,8 +127,7 @@ def search(
     """
     check_name(name, "The name of the search")
     definition = define_search(parameters, minimize, maximize, rounds, trials, optimizer, seed)
-    if parallelism is not None and parallelism < 1:
-        raise SearchError(f"parallelism is {parallelism!r}. Give a whole number, 1 or more, or leave it out.")
+    check_count("parallelism", parallelism)
     app = _ask_app(name, definition, _look_at(trial, [*parameters]), image)
     own = {option: value for option, value in options.items() if option in ("secrets", "inline", "workspace")}
     # With a seed, and with a grid, the same search always asks for the same trials.
@@ -203,7 +202,7 @@ def _ask_app(name: str, definition: Mapping[str, Any], app: specs.AppDef, image:
         entrypoint="python3",
         args=["-c", installed_program("torchx_kfp.hpo", "ask"), plain_json({"name": name, "definition": definition})],
         env={key: value for key, value in role.env.items() if _STAND_IN not in str(value)},
-        mounts=[mount for mount in role.mounts if isinstance(mount, specs.VolumeMount)],
+        mounts=[mount for mount in role.mounts if isinstance(mount, specs.VolumeMount) and not mount.read_only],
     )
     return specs.AppDef(name=name, roles=[asking])
 

@@ -71,7 +71,7 @@ def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: bui
     Raises:
         SearchError: the bounds or the points are not a range.
     """
-    if not all(isinstance(bound, builtins.int) and abs(bound) <= _LARGEST_INT for bound in (low, high)):
+    if not all(type(bound) is builtins.int and abs(bound) <= _LARGEST_INT for bound in (low, high)):
         raise SearchError(
             f"hpo.int({low!r}, {high!r}) needs whole numbers such as hpo.int(1, 8), up to 2**53: KFP rounds larger "
             "ones. Search for their logarithm instead."
@@ -112,6 +112,8 @@ def type_of(space: Mapping[str, Any]) -> type[Any]:
 
 def _range(kind: str, number: type[Any], low: Any, high: Any, log: bool, points: builtins.int | None) -> Space:
     space = Space(type=kind, bounds=[low, high], log=log, **({} if points is None else {"points": points}))
+    if not all(type(bound) in (builtins.int, builtins.float) for bound in (low, high)):
+        raise SearchError(f"{space} has bounds that are not numbers. Write, for example, hpo.{kind}(1, 8).")
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
         raise SearchError(f"{space} is not a range: low must be below high, and both finite.")
     if log and low <= 0:
@@ -119,6 +121,6 @@ def _range(kind: str, number: type[Any], low: Any, high: Any, log: bool, points:
             f"{space} begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers themselves "
             f"evenly: {Space(space, log=False)}."
         )
-    if points is not None and points < 2:
+    if points is not None and (type(points) is not builtins.int or points < 2):
         raise SearchError(f"{space} has {points!r} points. A grid has 2 or more in a range: points=5.")
     return Space(space, bounds=[number(low), number(high)])
