@@ -5,6 +5,7 @@
 # No annotations from __future__: KFP reads the annotations of pipeline functions.
 
 import dataclasses
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -493,9 +494,44 @@ OPTIONS: list[Row] = [
     (inside(lambda _: component_from_app(make_app())(tracker_base="/b")), "train()", '"tracker_base"', "unexpected"),
     (inside(lambda _: component_from_app(make_app(), reads=["p"])(tracker_base="/tmp")), "train()", "required"),
 ]
+
+
+def of(**fields: Any) -> Callable[[], object]:
+    return lambda: component_from_app(make_app(**fields))
+
+
+def asks(**amounts: Any) -> Callable[[], object]:
+    return of(resource=Resource(**{"cpu": 1, "gpu": 0, "memMB": 100, **amounts}))
+
+
+#: Values that TorchX's dataclasses take, and what the message names.
+VALUES: list[Row] = [
+    (of(args=None), "args", "None", "a list"),
+    (of(env=None), "env", "None", "'NAME'"),
+    (of(env={1: "a"}), "env", "the name 1"),
+    (of(mounts=None), "mounts", "None"),
+    (of(metadata=None), "metadata", "None"),
+    (asks(cpu="2"), "cpu", "'2'", "number"),
+    (asks(cpu=math.nan), "cpu", "nan"),
+    (asks(memMB=None), "memMB", "None"),
+    (of(mounts=[VolumeMount("", "/x")]), "mounts", "source"),
+    (of(mounts=[VolumeMount("a", "x")]), "mounts", "absolute"),
+    (of(mounts=[VolumeMount("a", "/x"), VolumeMount("b", "/x")]), "two mounts at '/x'"),
+    (lambda: component_from_app(make_app(mounts=[VolumeMount("a", "/x")] * 2), engine="job"), "two mounts at '/x'"),
+    (lambda: Stages(secrets="a"), "secrets is 'a'"),
+    (lambda: Stages(secrets={"a": ["b"]}), "secrets['a'] is ['b']"),
+    (lambda: Stages(secrets={"hub": {"token": 5}}), "'token'", "5"),
+    (lambda: Stages(trackers="mlflow"), "trackers is 'mlflow'", "http://"),
+    (lambda: Stages(trackers=["mlflow"]), "trackers is ['mlflow']"),
+    (lambda: Stages(inputs=None), "inputs is None"),
+    (lambda: engines.Job(ttl="900"), "ttl='900'"),
+    (lambda: engines.Job(ttl=900.5), "ttl=900.5"),
+    (lambda: engines.Job(queue=5), "queue=5", "name"),
+    (lambda: engines.Volcano(min_available=1.5), "min_available=1.5"),
+]
 REFUSED: dict[type[Exception], list[Row]] = {
     AppDefError: [
-        *(*FIELDS, *SECRETS, *TRACKERS, *PUBLISHERS, *READS, *OUTPUTS),
+        *(*FIELDS, *SECRETS, *TRACKERS, *PUBLISHERS, *READS, *OUTPUTS, *VALUES),
         (lambda: Stages().component(make_app(), tracker_base="x"), "tracker base", "component("),
         (lambda: Stages().component_from_function(utils.booth, no=1), "no parameter 'no'"),
     ],

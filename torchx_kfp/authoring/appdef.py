@@ -7,6 +7,7 @@ cannot do is rejected with an error that names the field and the way out.
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 from collections.abc import Mapping
@@ -63,6 +64,13 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
 
 
+#: Fields of a role that are read as these, and what they are.
+_CONTAINERS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "args": ((list, tuple), "a list of strings"),
+    "env": (Mapping, "a dict, {'NAME': 'value'}"),
+    "mounts": ((list, tuple), "a list of mounts"),
+    "metadata": (Mapping, "a dict"),
+}
 _ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller, engine='volcano' needs Volcano"
 _ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
 _WHERE = "Give it to task_from_app, or torchx run: -cfg engine="
@@ -115,9 +123,10 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     _refuse_unknown(role, where)
     if isinstance(role.resource, specs.Resource):
         _refuse_unknown(role.resource, f"The resource of {where}")
+    for name, (kinds, what) in _CONTAINERS.items():
+        if not isinstance(value := getattr(role, name), kinds):  # each character of text would be an argument
+            raise AppDefError(f"{name} of {where} is {shown(value)}; give {what}.")
     _refuse_channels(role, where)
-    if isinstance(role.args, str):  # each of its characters would be an argument
-        raise AppDefError(f"args of {where} is {role.args!r}; give a list of strings.")
     # Comparing a channel with == makes a condition for dsl.If, which counts as true.
     for name, what in (("entrypoint", "the program to run"), ("image", "a container image")):
         value = getattr(role, name)
@@ -182,13 +191,13 @@ def check_name(name: object, where: str) -> None:
 def single_resources(role: specs.Role) -> dict[str, str]:
     """Return what the pod of a stage without an engine asks for: see ``parse_resources``."""
     resource, where = role.resource, f"role {role.name!r}"
+    amounts = parse_resources(resource, where)
     if 0 < resource.memMB < LAUNCHER_MB:
         raise AppDefError(
             f"resource.memMB of {where} is {resource.memMB}, but KFP's launcher runs within the stage's limit. It "
             f"needs about {LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
         )
-    amounts = parse_resources(resource, where)
     devices = [name for name in amounts if name not in ("cpu", "memory")]
     if len(devices) > 1:
         raise AppDefError(
@@ -200,7 +209,8 @@ def single_resources(role: specs.Role) -> dict[str, str]:
 
 def parse_resources(resource: specs.Resource, where: str) -> dict[str, str]:
     """Read cpu, memory and devices as Kubernetes writes them; 0 and -1 ask for nothing, as in TorchX."""
-    cpu, memory = resource.cpu, resource.memMB
+    cpu = _amount(resource.cpu, f"resource.cpu of {where}")
+    memory = _amount(resource.memMB, f"resource.memMB of {where}")
     amounts = {}
     # TorchX declares cpu as an int, but people ask for half a core. Millicores can express both, as in its Kubernetes
     # scheduler.
@@ -227,7 +237,8 @@ def parse_node_selector(role: specs.Role) -> dict[str, str]:
 
 def parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
     """Read the role's persistent volume claims and the paths at which they are mounted."""
-    volumes = []
+    volumes: list[tuple[str, str]] = []
+    check_mounts(role)
     for mount in role.mounts:
         if not isinstance(mount, specs.VolumeMount):
             raise AppDefError(
@@ -243,6 +254,20 @@ def parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
             )
         volumes.append((mount.src, mount.dst_path))
     return tuple(volumes)
+
+
+def check_mounts(role: specs.Role) -> None:
+    """Reject a mount without a source, and two mounts at one path."""
+    paths: set[str] = set()
+    for mount in role.mounts:
+        if not isinstance(mount, specs.VolumeMount | specs.BindMount | specs.DeviceMount):
+            continue  # refused with what can be there instead
+        path, source = mount.dst_path, mount.src if isinstance(mount, specs.VolumeMount) else mount.src_path
+        if not source or not str(path).startswith("/"):
+            raise AppDefError(f"mounts of role {role.name!r} has {mount!r}. Give it a source and an absolute path.")
+        if path in paths:
+            raise AppDefError(f"mounts of role {role.name!r} has two mounts at {path!r}. Remove one of them.")
+        paths.add(path)
 
 
 def parse_retries(role: specs.Role) -> int:
@@ -286,6 +311,12 @@ def whole_number(value: object, where: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or value < least:
         raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a whole number, {least} or more.")
     return int(value)
+
+
+def _amount(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a number, or -1 to ask for nothing.")
+    return value
 
 
 def _parse_devices(resource: specs.Resource, where: str) -> dict[str, str]:

@@ -121,6 +121,9 @@ def role_application(
     where = f"role {role.name!r}"
     of_stage = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if options.tracker_base is not None else ()
     secrets = options.secrets or {}
+    for name in role.env:
+        if not isinstance(name, str):
+            raise AppDefError(f"env of {where} has the name {name!r}, which is not text.")
     check_variables(role.env, secrets, (*of_stage, *(protocol.OF_REPLICAS if replicas else ())), where)
     values = macro_values(app, parameter_text(REPLICA) if replicas else "0")
     variables: dict[str, Any] = dict(role.env)

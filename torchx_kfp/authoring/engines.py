@@ -96,9 +96,11 @@ class Engine(ABC):
                     f"{option.name} of {type(self).__name__} is or contains a pipeline channel. It must be known "
                     "when the pipeline is compiled: give a constant."
                 )
+            if option.type == "str | None" and not isinstance(value, str | None):
+                raise self._error(f"{option.name}={value!r}. Give a name")
         if self.logs not in _LOGS:
             raise self._error(f"logs={self.logs!r}. Give {', '.join(map(repr, _LOGS))}")
-        if self.ttl < _SHORTEST_TTL:
+        if type(self.ttl) is not int or self.ttl < _SHORTEST_TTL:
             raise self._error(f"ttl={self.ttl!r}. Give seconds, {_SHORTEST_TTL} or more")
 
     def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
@@ -334,7 +336,7 @@ class Volcano(Engine):
     def __post_init__(self) -> None:
         super().__post_init__()
         least = self.min_available
-        if least is not None and least < 1:
+        if least is not None and (type(least) is not int or least < 1):
             raise self._error(f"min_available={least!r}. Give a number of replicas, 1 or more")
 
     def _spec(

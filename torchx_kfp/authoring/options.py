@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchx_kfp.authoring.channels import contains_channel, parse_checked
 from torchx_kfp.authoring.engines import Engine
@@ -94,10 +95,13 @@ class StageOptions:
                     f"{name} is {value!r}, but must be True or False: it is needed when the pipeline is compiled."
                 )
         given = self.inputs
-        if isinstance(given, str) or not all(isinstance(one, str) and one and ":" not in one for one in given):
+        if not isinstance(given, list | tuple) or not all(
+            isinstance(one, str) and one and ":" not in one for one in given
+        ):
             raise AppDefError(f"inputs is {given!r}. Give patterns of files without ':', such as ['data/*.csv'].")
         # Later changes of the caller's dicts have no effect.
         object.__setattr__(self, "secrets", parse_secrets(self.secrets))
+        _mapping("trackers", self.trackers, _TRACKERS_EXAMPLE)
         if self.trackers is not None:
             object.__setattr__(self, "trackers", dict(self.trackers))
 
@@ -110,15 +114,22 @@ class StageOptions:
 
 def parse_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:
     """Return the secrets as plain data."""
-    for secret, variables in (secrets or {}).items():
-        for key, variable in variables.items():
-            if contains_channel([secret, key]) or not (secret and key and is_shell_variable(variable)):
+    for secret, variables in _mapping("secrets", secrets, _SECRETS_EXAMPLE).items():
+        for key, variable in _mapping(f"secrets[{secret!r}]", variables, _SECRETS_EXAMPLE).items():
+            is_text = all(isinstance(each, str) and each for each in (secret, key, variable))
+            if contains_channel([secret, key]) or not (is_text and is_shell_variable(variable)):
                 raise AppDefError(
                     f"{_gives(secret, key, variable)}. Give names that are known when the pipeline is compiled, and "
                     f"variables of ASCII letters, digits and '_', which shells pass on: {_SECRETS_EXAMPLE}. For a "
                     "channel, call kfp.kubernetes.use_secret_as_env on the task."
                 )
     return {secret: dict(variables) for secret, variables in (secrets or {}).items()}
+
+
+def _mapping(option: str, value: object, example: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping) and value is not None:
+        raise AppDefError(f"{option} is {value!r}. Write {example}.")
+    return value or {}
 
 
 def _gives(secret: str, key: str, variable: str) -> str:
@@ -180,3 +191,7 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
             )
         env[variable] = parse_checked(config, f"trackers[{name!r}]")
     return {protocol.TRACKERS: (protocol.encode_tracker_names(names.values()),), **env}
+
+
+def _is_pattern(given: object) -> bool:
+    return isinstance(given, str) and given != "" and ":" not in given

@@ -11,7 +11,7 @@ from typing import Any
 from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import role_to_pod, sanitize_for_serialization
 
-from torchx_kfp.authoring.appdef import parse_node_selector, parse_resources, whole_number
+from torchx_kfp.authoring.appdef import check_mounts, parse_node_selector, parse_resources, whole_number
 from torchx_kfp.authoring.engines import ROLE_LABEL, STAGE_LABEL, Engine, Manifest, marker
 from torchx_kfp.errors import AppDefError
 
@@ -46,6 +46,7 @@ def pod_template(
         image: its image, or a marker.
         env: the variables from secrets and fields of the pod.
     """
+    check_mounts(role)
     selector = parse_node_selector(role)
     amounts = parse_resources(role.resource, f"role {role.name!r}")
     plain = specs.Role(role.name, image, mounts=role.mounts, port_map=parse_ports(role))
