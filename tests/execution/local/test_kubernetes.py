@@ -10,6 +10,7 @@ from kfp import compiler, dsl, kubernetes
 from tests.execution.local.components import shell, shell_out
 from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.local.given_keys import read_keys
 from torchx_kfp.local import Watch, load_pipeline, run
 
 
@@ -236,3 +237,13 @@ def test_variables_from_labels_and_annotations(execute):
 
     (stage,) = execute(pipeline).stages
     assert stage.outputs["out"] == f"a,b c,,{stage.name}_1"
+
+
+def test_a_key_may_have_any_bytes(tmp_path):
+    content = b"\xfe\xed keystore \xff"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "store.jks").write_bytes(content)
+    encoded = base64.b64encode(content).decode()
+    (tmp_path / "secret.yaml").write_text(f"kind: Secret\ndata: {{store.jks: {encoded}, user: bWU=}}\n")
+    for keys in (read_keys(tmp_path / "folder"), read_keys(tmp_path / "secret.yaml")):
+        assert keys["store.jks"].encode("utf-8", "surrogateescape") == content

@@ -80,7 +80,7 @@ def read_keys(path: Path, option: str = "a secret") -> dict[str, str]:
         if path.is_dir():
             # A folder that Kubernetes has mounted also contains files that are not keys, such as ..data.
             files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-            return {file.name: file.read_text(encoding="utf-8") for file in files}
+            return {file.name: _decoded(file.read_bytes()) for file in files}
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
@@ -89,6 +89,11 @@ def read_keys(path: Path, option: str = "a secret") -> dict[str, str]:
             "lines KEY=VALUE, or a manifest (*.yaml)."
         ) from None
     return _manifest(path, text, option) if path.suffix in _MANIFESTS else _lines(path, text, option)
+
+
+def _decoded(content: bytes) -> str:
+    """Return the text of a key; bytes that are not UTF-8, such as those of a keystore, are written to a file again."""
+    return content.decode("utf-8", "surrogateescape")
 
 
 def _lines(path: Path, text: str, option: str) -> dict[str, str]:
@@ -113,7 +118,7 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
             raise ValueError(f"its kind is {manifest['kind']}")
         data = manifest.get("data") or {}
         if manifest["kind"] == "Secret":
-            data = {key: base64.b64decode(value).decode() for key, value in data.items()}
+            data = {key: _decoded(base64.b64decode(value)) for key, value in data.items()}
         keys = {**data, **(manifest.get("stringData") or {})}
         return {str(key): str(value) for key, value in keys.items()}
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:

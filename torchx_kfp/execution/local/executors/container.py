@@ -148,7 +148,7 @@ class Containers:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 os.makedirs(folder)
                 for name, text in contents.items():
-                    Path(folder, name).write_text(text, encoding="utf-8", newline="")
+                    Path(folder, name).write_bytes(text.encode("utf-8", "surrogateescape"))
             try:
                 image = self._provide(plan.image, plan.component.platform.get("imagePullPolicy"), verify_wanted, say)
                 user = pod_user(plan.component.platform) or (image.get("Config") or {}).get("User") or ""
