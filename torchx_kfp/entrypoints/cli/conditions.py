@@ -57,7 +57,7 @@ def parse_comparison(text: str) -> Comparison:
 def _holds(value: Any, operator: str, text: str) -> bool:
     """Tell whether a comparison is true of a value. Values of different types differ; only numbers have an order.
 
-    Tags are text: one that is a number has the order of numbers. NaN is equal to itself.
+    Text that is a number has the order of numbers. NaN is equal to itself.
     """
     if isinstance(value, str) and operator not in _EQUALITY:
         value = _number(value)

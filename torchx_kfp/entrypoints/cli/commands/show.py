@@ -233,5 +233,5 @@ def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
     except ArgumentError:  # it has none, or several
         pass
     except TrackerError as error:
-        print_message(f"Tags and code are missing: {error}")
+        print_message(f"The code is missing: {error}")
     return base, Record()
