@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from typing import BinaryIO
 
 #: The folder for everything that a tracker keeps besides results. Names that begin with it are the tracker's own: they
@@ -184,26 +183,3 @@ def copy_content(source: BinaryIO, target: BinaryIO) -> None:
 def temporary_name() -> str:
     """Return a new name for a file that is not complete yet, or about to go."""
     return f"{TEMPORARY}{os.urandom(8).hex()}"
-
-
-# Folders
-
-
-def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield what ``os.walk`` does, with links to folders among the files, in a tree of any depth.
-
-    Folders that cannot be read, and those whose paths are longer than the system allows, are left out.
-    """
-    waiting = [os.fspath(top)]
-    while waiting:
-        place = waiting.pop()
-        folders: list[str] = []
-        names: list[str] = []
-        try:
-            with os.scandir(place) as entries:
-                for entry in entries:
-                    (folders if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
-        except OSError:
-            continue
-        yield place, folders, names
-        waiting += [os.path.join(place, name) for name in reversed(folders)]

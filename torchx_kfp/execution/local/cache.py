@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torchx_kfp.common.safe_files import read_bytes, walk, write_file
+from torchx_kfp.common.safe_files import read_bytes, write_file
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError, WorkspaceError
 from torchx_kfp.execution.local.given_keys import given_files
@@ -63,9 +63,10 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
     if not path.is_dir():
         return str(path), found.st_size, found.st_mtime_ns
     digest, count = hashlib.sha256(), 0
-    for place, folders, names in walk(path):
+    for place, folders, names in os.walk(path):
         folders.sort()
-        for name in sorted(names):
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for name in sorted([*names, *links]):
             file = os.lstat(os.path.join(place, name))
             digest.update(f"{place}/{name} {file.st_size} {file.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
             count += 1

@@ -37,7 +37,6 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from torchx_kfp.common.safe_files import walk
 from torchx_kfp.execution.local.executors.executor import AttemptError
 
 #: pip's options that only say where packages come from; each takes a value.
@@ -231,7 +230,7 @@ def _local_path(word: str) -> str:
 def _newest(path: str) -> int:
     """Return the time of the last change in a file or folder, in ns."""
     times = [os.stat(path).st_mtime_ns]
-    for folder, folders, files in walk(path):
+    for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         times += [os.lstat(os.path.join(folder, name)).st_mtime_ns for name in (*folders, *files)]
     return max(times)

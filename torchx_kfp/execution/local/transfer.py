@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.common.safe_files import UnfitFileError, is_below, read_bytes, special_kind, temporary_name, walk
+from torchx_kfp.common.safe_files import UnfitFileError, is_below, read_bytes, special_kind, temporary_name
 from torchx_kfp.common.text import joined, shown
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import REGISTERED
@@ -293,7 +293,7 @@ def _verify_content(path: str) -> None:
         return
     if kind := special_kind(os.stat(path).st_mode):
         raise UnfitFileError(f"{path} is a {kind}")
-    for folder, _, names in walk(path):
+    for folder, _, names in os.walk(path):
         for name in names:
             mode = os.lstat(file := os.path.join(folder, name)).st_mode
             if not stat.S_ISLNK(mode) and (kind := special_kind(mode)):
@@ -312,7 +312,7 @@ def written_paths(plan: AttemptPlan, since: float) -> set[str]:
 def _changed_at(path: str) -> float:
     """Return when a file, or a file in a folder, was last changed."""
     times = [0.0]
-    for place in (path, *(os.path.join(folder, name) for folder, _, names in walk(path) for name in names)):
+    for place in (path, *(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)):
         with contextlib.suppress(OSError):
             times.append(os.lstat(place).st_mtime)
     return max(times)

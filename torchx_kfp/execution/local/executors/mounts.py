@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.common.safe_files import is_below, walk
+from torchx_kfp.common.safe_files import is_below
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import decode
 from torchx_kfp.errors import ArgumentError
@@ -116,7 +116,7 @@ def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
 
 def open_to_all(top: str) -> None:
     """Let every user change a folder and what is in it: an image's user may have any number."""
-    for folder, _, names in walk(top):
+    for folder, _, names in os.walk(top):
         for place in (folder, *(os.path.join(folder, name) for name in names)):
             with contextlib.suppress(OSError):  # it is another user's, or a link that leads nowhere
                 os.chmod(place, stat.S_IMODE(os.stat(place).st_mode) | (0o777 if place == folder else 0o666))
