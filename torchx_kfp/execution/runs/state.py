@@ -153,26 +153,6 @@ class StageState:
 
 
 @dataclass
-class TaskState:
-    """The stages of one task: several in a loop, and none until their inputs are known."""
-
-    path: str
-    looped: bool = False
-    stages: dict[str, StageState] = field(default_factory=dict)
-    started_at: float | None = None
-    ended_at: float = 0.0
-    #: The number of stages that the loops that have begun will have.
-    expected: int = 0
-
-    def counts(self, unheard: State | None) -> Counter[State]:
-        """Return the number of stages in each state; stages without an event count as ``unheard``."""
-        counts = Counter(stage.state for stage in self.stages.values())
-        if unheard is not None:
-            counts[unheard] += max(0, self.expected - len(self.stages)) if self.stages or self.expected else 1
-        return counts
-
-
-@dataclass
 class Session:
     """A period in which a runner worked on the run. Each retry on KFP begins another one."""
 
@@ -198,7 +178,10 @@ class RunState:
         self.ending: RunEnding | None = None
         self.finished: RunFinished | None = None
         self.sessions: list[Session] = []
-        self.tasks = {name: TaskState(name, looped) for name, looped in (stages or {}).items()}
+        #: The stages of each task, by their names: several in a loop, and none until their inputs are known.
+        self.tasks: dict[str, dict[str, StageState]] = {name: {} for name in stages or ()}
+        #: How many stages the loops that have begun will have, by task; others than those in loops are not here.
+        self.expected = Counter({name: 0 for name, looped in (stages or {}).items() if looped})
         #: The stages that have had an event, by their names, in the order of their first ones.
         self.by_name: dict[str, StageState] = {}
         self._loops: dict[str, int] = {}
@@ -217,17 +200,14 @@ class RunState:
                 more = event.iterations - self._loops.get(event.name, 0)
                 self._loops[event.name] = event.iterations
                 for name in event.stages:
-                    task = self._task(name)
-                    task.expected += more
-                    task.looped = True
+                    self.tasks.setdefault(name, {})
+                    self.expected[name] += more
             case StageWaiting():
                 self._move(event.name, State.QUEUED, event.task).queue()
             case StagePending():
                 self._move(event.name, State.QUEUED, event.task).reason = event.reason
             case StageStarted():
                 self._move(event.name, State.RUNNING, event.task).start(event)
-                task = self._task(event.name)
-                task.started_at = event.time if task.started_at is None else task.started_at
             case StageReplicas():
                 self._move(event.name, State.RUNNING).replicas = event.running, event.total
             case StageRetried():
@@ -241,7 +221,6 @@ class RunState:
             case StageFinished():
                 result = event.result
                 self._move(result.name, result.state, result.task).finish(result, event.time)
-                self._task(result.name).ended_at = event.time
             case RunEnding():
                 self.ending = event
             case RunFinished():
@@ -271,10 +250,10 @@ class RunState:
     def stages(self) -> list[StageState]:
         """The stages in the order of the pipeline and of its loops, including stages without an event so far."""
         found = []
-        for task in self.tasks.values():
-            found += sorted(task.stages.values(), key=lambda stage: (stage.indices, stage.name))
-            if not task.stages and not task.expected and self._unheard is not None:
-                found.append(StageState(task.path, task.path.rpartition("/")[2], self._unheard))
+        for path, stages in self.tasks.items():
+            found += sorted(stages.values(), key=lambda stage: (stage.indices, stage.name))
+            if not stages and not self.expected[path] and self._unheard is not None:
+                found.append(StageState(path, path.rpartition("/")[2], self._unheard))
         return found
 
     @property
@@ -303,11 +282,14 @@ class RunState:
         """The names of the active stages."""
         return [stage.name for stage in self.stages if stage.state.is_active]
 
-    def counts(self, tasks: Iterable[TaskState] | None = None) -> dict[State, int]:
+    def counts(self, tasks: Iterable[str] | None = None) -> dict[State, int]:
         """Return the number of stages in each state, the worst state first, in the run or in some of its tasks."""
         total: Counter[State] = Counter()
-        for task in self.tasks.values() if tasks is None else tasks:
-            total.update(task.counts(self._unheard))
+        for path in self.tasks if tasks is None else tasks:
+            stages, expected = self.tasks[path], self.expected[path]
+            total.update(stage.state for stage in stages.values())
+            if self._unheard is not None:  # the state of stages without an event
+                total[self._unheard] += max(0, expected - len(stages)) if stages or expected else 1
         return {state: total[state] for state in State if total[state]}
 
     def duration(self, now: float | None = None) -> float:
@@ -366,10 +348,9 @@ class RunState:
             for stage in [*self.by_name.values()]:
                 for attempt in stage.attempts:
                     attempt.is_open = False
-                task = self._task(stage.name)
                 if stage.state is State.NOT_RUN and not stage.attempts:
                     # It may get other names: a loop that had not begun had no indices.
-                    del task.stages[stage.name], self.by_name[stage.name]
+                    del self.tasks[stage.path][stage.name], self.by_name[stage.name]
                 elif not stage.state.is_success:
                     stage.state = State.WAITING
         self.first = self.first or event
@@ -382,17 +363,13 @@ class RunState:
                 stage.state = stage.abandoned(state)
                 stage.end_attempt(state, None)
 
-    def _task(self, stage: str) -> TaskState:
-        path = without_indices(stage)
-        if path not in self.tasks:
-            self.tasks[path] = TaskState(path)
-        return self.tasks[path]
-
     def _move(self, name: str, state: State, task: str = "") -> StageState:
         """Put a stage into a state, and return it: a new one if it has not had an event."""
-        of = self._task(name)
-        of.looped |= name != of.path
+        path = without_indices(name)
+        stages = self.tasks.setdefault(path, {})
+        if name != path:
+            self.expected.setdefault(path, 0)
         if name not in self.by_name:
-            self.by_name[name] = of.stages[name] = StageState(name, task or of.path.rpartition("/")[2])
+            self.by_name[name] = stages[name] = StageState(name, task or path.rpartition("/")[2])
         self.by_name[name].state = state
         return self.by_name[name]

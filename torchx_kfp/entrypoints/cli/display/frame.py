@@ -138,22 +138,23 @@ def _counts(counts: Mapping[State, int]) -> Text:
 
 
 def _rows(run: RunState, tails: Tails, now: float, has_bars: bool) -> Iterator[_Row]:
-    for task in run.tasks.values():
-        counts = run.counts([task])
-        if not counts and task.looped:  # its loop has no items
+    for path, stages in run.tasks.items():
+        counts = run.counts([path])
+        if path not in run.expected:
+            unheard = StageState(path, path, next(iter(counts), State.WAITING))
+            yield _stage_row(tails, next(iter(stages.values()), unheard), now, counts)
             continue
-        if not task.looped:
-            unheard = StageState(task.path, task.path, next(iter(counts), State.WAITING))
-            yield _stage_row(tails, next(iter(task.stages.values()), unheard), now, counts)
+        if not counts:  # its loop has no items
             continue
         state = state_of_all(counts)
-        row = _Row(task.path, state, partial(_several, counts, has_bars), min(map(_rank, counts)), counts=counts)
-        active = [stage for stage in task.stages.values() if stage.state.is_active]
-        if task.started_at is not None:
-            row.time = duration((now if active else task.ended_at) - task.started_at, whole=bool(active))
+        row = _Row(path, state, partial(_several, counts, has_bars), min(map(_rank, counts)), counts=counts)
+        active = [stage for stage in stages.values() if stage.state.is_active]
+        if starts := [stage.attempts[0].start for stage in stages.values() if stage.attempts]:
+            end = now if active else max(stage.ended_at for stage in stages.values())
+            row.time = duration(end - min(starts), whole=bool(active))
         yield row
-        stuck = [stage for stage in task.stages.values() if stage.is_stuck]
-        failed = [stage for stage in task.stages.values() if stage.state is State.FAILED]
+        stuck = [stage for stage in stages.values() if stage.is_stuck]
+        failed = [stage for stage in stages.values() if stage.state is State.FAILED]
         failed.sort(key=lambda stage: stage.ended_at)
         for stage in (*active, *stuck[:_FAILED], *failed[-_FAILED:]):
             inner = _stage_row(tails, stage, now, {})
