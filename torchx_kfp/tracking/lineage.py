@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.carried.storage import fields_of
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.entries import add_entry, from_json, list_entries, run_id_of
@@ -98,16 +99,18 @@ def read_parents(store: Store, run_ids: Iterable[str]) -> dict[str, dict[str, li
 
     A record has each source once. Here, the run ids of a fan-in are complete and in order.
     """
-    keys = [key for key in list_entries(store, run_ids) if key.rpartition("/")[2].startswith(f"{_START}.")]
+    starts: dict[str, str] = {}
+    for key in sorted(list_entries(store, run_ids)):  # each process that begins may have recorded the same
+        if key.rpartition("/")[2].startswith(_START) and "sources" in fields_of(key):
+            starts.setdefault(run_id_of(key), key)
     found: dict[str, dict[str, list[str]]] = {}
-    for key, text in zip(keys, store.read_records(keys), strict=True):
+    for run_id, text in zip(starts, store.read_records(list(starts.values())), strict=True):
         if text is None or isinstance(text, CorruptResultError):
             continue
-        with contextlib.suppress(AttributeError, RecursionError, TypeError, ValueError):  # something else wrote it
-            sources = [from_json(Source, content) for content in json.loads(text).get("sources") or ()]
-            for source in sources:
+        with contextlib.suppress(LookupError, RecursionError, TypeError, ValueError):  # something else wrote it
+            for source in [from_json(Source, content) for content in json.loads(text)["sources"]]:
                 if source.alias is not None:
-                    found.setdefault(run_id_of(key), {}).setdefault(source.alias, []).append(source.run_id)
+                    found.setdefault(run_id, {}).setdefault(source.alias, []).append(source.run_id)
     return found
 
 
