@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.inputs import RUN_ID
+from torchx_kfp.execution.pipeline.inputs import UNKNOWN, inputs_of_iteration, inputs_of_stage, resolve
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
-from torchx_kfp.execution.pipeline.spec import FromInput, FromTask, Origin
+from torchx_kfp.execution.pipeline.spec import FinalStatus, FromTask
 from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_indices
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
@@ -91,49 +92,39 @@ class _Reads:
         }
 
     def of_inputs(self, stage: str, inputs: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
-        """Yield the names of the stages whose run ids an input of a stage has, and its value."""
-        place = self._stages[without_indices(stage)]
-        for name, origin in place.task.inputs.items():
-            if name in inputs and (names := self._origin(place.inside, origin, indices_of(stage))):
+        """Yield the names of the stages whose run ids an input of a stage may have, and its value."""
+        for name, value in self._inputs(self._stages[without_indices(stage)], indices_of(stage)).items():
+            names = value if isinstance(value, list) else [value]
+            if name in inputs and all(isinstance(each, str) for each in names):
                 yield names, inputs[name]
 
     def of(self, stage: str) -> dict[str, list[str]]:
         """Return, by alias, the names of the stages whose run ids an execution of a stage was given."""
         place = self.tracked[stage]
-        container = place.component.container
-        values: dict[str, Any] = dict(place.inputs)
-        for name, origin in place.task.inputs.items():
-            if name not in values:
-                names = self._origin(place.inside, origin, indices_of(stage))
-                is_list = name in place.component.inputs and place.component.inputs[name].type == "LIST"
-                if is_list:  # without it, nothing could be read of the command
-                    values[name] = names or []
-                elif len(names) == 1:
-                    values[name] = names[0]
-        reads = (
-            decode(resolve_command(container.words, PlaceholderValues(parameters=values))).reads if container else {}
-        )
+        values = inputs_of_stage(place.task, place.component, self._inputs(place, indices_of(stage)))
+        known = {name: value for name, value in values.items() if value is not UNKNOWN}
+        words = place.component.container.words if place.component.container is not None else ()
+        reads = decode(resolve_command(words, PlaceholderValues(parameters=known))).reads
         return {alias: [names] if isinstance(names, str) else list(names) for alias, names in reads.items()}
 
-    def _origin(self, around: ScopedTask | None, origin: Origin | None, indices: tuple[int, ...]) -> list[str]:
-        """Return the stages whose run ids an input of a task is, which is in this loop, branch or nested pipeline."""
-        if isinstance(origin, FromTask) and not origin.selector:
-            producer = self._by_path[f"{around.path}/{origin.task}" if around is not None else origin.task]
+    def _inputs(self, place: ScopedTask, indices: tuple[int, ...]) -> Mapping[str, Any]:
+        """Return the inputs of a task in this iteration, with the names of stages in place of their run ids."""
+        around, scope = place.inside, place.scope_inputs
+        if around is not None:
+            scope = self._inputs(around, indices)
+            scope = scope if around.task.loop is None else inputs_of_iteration(around.task, around.component, scope)
+
+        def output(source: FromTask | FinalStatus) -> Any:
+            producer = self._by_path[f"{around.path}/{source.task}" if around is not None else source.task]
+            made = [*self._made_by(producer, source.output)] if isinstance(source, FromTask) else []
             common = indices[: producer.loops]
-            return sorted(
-                (
-                    name
-                    for made in self._made_by(producer, origin.output)
-                    for name in self._executions.get(made.name, ())
-                    if indices_of(name)[: len(common)] == common
-                ),
-                key=indices_of,
-            )
-        if isinstance(origin, FromInput) and not origin.selector and around is not None:
-            loop = around.task.loop
-            if loop is None or loop.item_input != origin.name:
-                return self._origin(around.inside, around.task.inputs.get(origin.name), indices)
-        return []
+            executions = (name for stage in made for name in self._executions.get(stage.name, ()))
+            names = sorted((name for name in executions if indices_of(name)[: len(common)] == common), key=indices_of)
+            if any(stage.loops > producer.loops for stage in made):  # it is collected
+                return names
+            return names[0] if len(names) == 1 else UNKNOWN
+
+        return resolve(place.task, place.component, scope, output).values
 
     def _made_by(self, place: ScopedTask, output: str) -> Iterator[ScopedTask]:
         """Yield the tracked stages whose run id an output of a task is: one, or one of each branch."""
