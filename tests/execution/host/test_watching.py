@@ -135,7 +135,8 @@ def test_a_run_that_was_submitted_is_named_even_if_it_cannot_be_watched(kfp_host
     done = program("submit", "small.yaml", "-p", "code=1", "--watch", "--json", "--host", kfp_host.url)
     assert (done.returncode, done.stdout) == (1, "")
     [run_id] = kfp_host.runs
-    assert re.search(says("403", f"The run {run_id} may go on", f"watch {run_id} --host {kfp_host.url}"), done.stderr)
+    facts = says("User is not authorized", f"The run {run_id} may go on", f"watch {run_id} --host {kfp_host.url}")
+    assert re.search(facts, done.stderr)
 
 
 def test_a_run_that_fails_without_a_stage(kfp_host: KfpHost, program: Program) -> None:
@@ -179,7 +180,7 @@ def test_a_host_that_may_not_read_the_logs_of_pods(kfp_host: KfpHost, program: P
     words = ("submit", "small.yaml", "--no-cache", "-q", "--host", kfp_host.url)
     code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
     run_id = program(*words, "-p", f"code={code}").stdout.strip()
-    facts = says("work: ", "after the pod's end", "the host does not give it", "kubectl logs")
+    facts = says("work: ", "after the pod's end", "does not give the logs of pods that run", "kubectl logs")
     with program.start("logs", run_id, "--follow", "--host", kfp_host.url) as process:
         wait_until(lambda: re.match(facts, process.stderr))
         done = program("logs", f"{run_id}/work", "--host", kfp_host.url)
