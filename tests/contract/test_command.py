@@ -24,7 +24,7 @@ from torchx_kfp.contract.inputs import (
 )
 from torchx_kfp.contract.scripts import retry_words, workspace_words
 from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
-from torchx_kfp.execution.model.checks import expand
+from torchx_kfp.execution.model.texts import expand
 
 TESTS = Path(__file__).parents[1]
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchx_kfp.contract.inputs import find_rewritten
-from torchx_kfp.execution.model.checks import find_change
+from torchx_kfp.execution.model.texts import find_change
 
 
 @given(st.text(alphabet=st.sampled_from("$(){}= aé\u4e2d"), max_size=12))
