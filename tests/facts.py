@@ -8,7 +8,7 @@ from typing import Any
 
 def keep(text: Any) -> Any:
     """Return text of an AppDef that arrives as this: TorchX's macros turn ``$$`` into ``$``."""
-    return text.replace("$$", "$$$$") if isinstance(text, str) else text
+    return text.replace("$$", "$$$$") if type(text) is str else text
 
 
 def says(*facts: object) -> str:
