@@ -506,6 +506,13 @@ def asks(**amounts: Any) -> Callable[[], object]:
 
 #: Values that TorchX's dataclasses take, and what the message names.
 VALUES: list[Row] = [
+    (
+        of(entrypoint="python train.py --lr 0.1"),
+        "'python train.py --lr 0.1'",
+        "'python'",
+        "['train.py', '--lr', '0.1']",
+    ),
+    (inside(lambda _: tracked(trackers={"mlfow": None})), "'mlfow'", "Did you mean 'mlflow'?", "module:function"),
     (of(args=None), "args", "None", "a list"),
     (of(env=None), "env", "None", "'NAME'"),
     (of(env={1: "a"}), "env", "the name 1"),

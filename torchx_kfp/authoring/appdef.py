@@ -137,6 +137,12 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
             f"The entrypoint of {where} is {role.entrypoint!r}, which looks like an option. Set it to a program, and "
             "put options into Role.args."
         )
+    program, *more = role.entrypoint.split() if isinstance(role.entrypoint, str) else [""]
+    if more and "/" not in program and not contains_channel(role.entrypoint):
+        raise AppDefError(
+            f"The entrypoint of {where} is {role.entrypoint!r}, which is taken for the name of one program. Set it to "
+            f"{program!r}, and put the rest into Role.args: {more!r}."
+        )
     if getattr(role, "base_image", None):
         raise AppDefError(
             f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "

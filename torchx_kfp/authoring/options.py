@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from torchx_kfp.authoring.channels import contains_channel, parse_checked
@@ -12,6 +13,7 @@ from torchx_kfp.authoring.naming import is_shell_variable
 from torchx_kfp.authoring.outputs import Artifacts, Results
 from torchx_kfp.authoring.reads import Reads, TrackerBase
 from torchx_kfp.authoring.references import Channel, Text
+from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 
@@ -174,6 +176,9 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
             raise AppDefError(
                 f"trackers has the name {name!r}, the tracker of torchx-kfp, which every tracked stage has. Remove it."
             )
+        known = ["mlflow", *(entry.name for entry in metadata.entry_points(group="torchx.tracker"))]
+        if name not in known and ":" not in name and (hint := did_you_mean(name, known)):
+            raise AppDefError(f"trackers has the name {name!r}.{hint} Another tracker is named 'module:function'.")
         if variable in names:
             raise AppDefError(
                 f"trackers has {names[variable]!r} and {name!r}, but TorchX reads the configuration of both from the "

@@ -61,12 +61,14 @@ def pod_template(
         **pod["spec"],
         "containers": [{field: value for field, value in container.items() if value}],
         "nodeSelector": selector,
-        "serviceAccountName": engine.service_account or marker("service_account"),
         "priorityClassName": engine.priority_class,
     }
     pod["spec"] = {field: value for field, value in spec.items() if value}
     pod["metadata"]["labels"] = {STAGE_LABEL: marker("name"), ROLE_LABEL: name}
-    return _overlaid(pod, _overlay(role, values))
+    pod = _overlaid(pod, _overlay(role, values))
+    # Not before: TorchX's nightly merges no text into a marker.
+    pod["spec"].setdefault("serviceAccountName", engine.service_account or marker("service_account"))
+    return pod
 
 
 def parse_ports(role: specs.Role) -> dict[str, int]:
