@@ -254,20 +254,21 @@ class HostRun(ReadableRun):
 
         The launcher of a distributed stage has about a second to delete them, which may be too short.
         """
-        stages = self._run.by_name.values() if self._run.state is State.CANCELED and self._pipeline is not None else ()
+        if self._pipeline is None or self._nodes is None or self._run.state is not State.CANCELED:
+            return []
         said = []
-        for stage in stages:
-            place = self._pipeline.places.get(stage.path) if self._pipeline is not None else None
+        for stage in self._run.by_name.values():
+            place = self._pipeline.places.get(stage.path)
             launcher = place.decoded.specification if place is not None else None
-            if launcher is None or stage.state is not State.CANCELED or not stage.attempts or self._nodes is None:
+            if launcher is None or stage.state is not State.CANCELED or not stage.attempts:
                 continue
             pod = stage.attempts[-1].started.pod_name
             name = object_name(launcher.stage, self.run_id, self._nodes.node_of(pod))
             with contextlib.suppress(HostError):
                 if f"{name} is deleted".encode() in self._logs.ask(pod):
                     continue
-            group = launcher.api.split("/")[1]
-            command = shlex.join(["kubectl", "delete", f"{launcher.plural}.{group}", name, "-n", self._connection.pods])
+            kind = f"{launcher.plural}.{launcher.api.split('/')[1]}"
+            command = shlex.join(["kubectl", "delete", kind, name, "-n", self._connection.pods])
             said.append(f"Replicas of {stage.name} may go on. To end them: {command}")
         return said
 
