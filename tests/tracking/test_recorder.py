@@ -64,9 +64,9 @@ def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> N
     recorder = Recorder(base, patience=SHORT_PATIENCE)
     recorder["one/train/1"] = {"x": 1}
     code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", changed=True)), Code("b" * 64))
-    recorder.add_code("one", code[:1])
-    recorder.add_code("one", [Code("a" * 64), code[1]])
-    recorder.add_code("two", code[1:])
+    recorder.add_start("one", code[:1])
+    recorder.add_start("one", [Code("a" * 64), code[1]])
+    recorder.add_start("two", code[1:])
     recorder.add("one/train/1", {"metadata": {"x": 1}})
     one = Record(code=code)
     stage, two = Record(metadata={"x": 1}), Record(code=code[1:])

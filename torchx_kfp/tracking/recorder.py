@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torchx_kfp.common.text import counted, size_text
 from torchx_kfp.contract.carried.storage import FILES, PRIVATE, RUNS, fields_of
@@ -24,6 +27,8 @@ from torchx_kfp.tracking.records import (
     Code,
     Record,
     Records,
+    Submitted,
+    fold_records,
     is_replay,
     read_record,
     read_records,
@@ -45,6 +50,7 @@ __all__ = [
     "Recorder",
     "Search",
     "StoredFiles",
+    "Submitted",
     "Trial",
     "WorkspaceFile",
     "absolute_base",
@@ -54,6 +60,8 @@ __all__ = [
     "pack_folders",
 ]
 
+#: How many runs that were submitted are read, at most.
+_LAST_SUBMITTED = 20
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
 
@@ -97,9 +105,47 @@ class Recorder(FsspecResultTracker):
         """Return the record of one run."""
         return read_record(self.store, run_id, *fields)
 
-    def add_code(self, run: str, code: Sequence[Code]) -> None:
-        """Record the code that travelled with a pipeline run."""
-        self.add(run, {"code": [asdict(each) for each in code]})
+    def add_start(
+        self,
+        run: str,
+        code: Sequence[Code],
+        pipeline: str = "",
+        stages: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] | None = None,
+    ) -> None:
+        """Record the code that travelled with a pipeline run, and what its stages are, if it was submitted.
+
+        Args:
+            run: the run.
+            code: its code.
+            pipeline: the name of its pipeline.
+            stages: the parts of their keys, and the fingerprints of the files of their code, by their names.
+        """
+        fields: dict[str, Any] = {"code": [asdict(each) for each in code]}
+        known: dict[str, Mapping[str, str]] = {}
+        of_stages: dict[str, Any] = {}
+        for name, (parts, files) in (stages or {}).items():
+            digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+            known[digest] = files
+            of_stages[name] = {"parts": parts, "code": digest}
+        if of_stages:
+            fields["submitted"] = {"pipeline": pipeline, "stages": of_stages, "code": known}
+        self.add(run, {name: value for name, value in fields.items() if value})
+
+    def submitted(self, pipeline: str) -> list[Submitted]:
+        """Return what the stages of the last runs of a pipeline were when they were submitted, the newest run first.
+
+        What other programs have written there is left out.
+        """
+        keys = [key for key in list_entries(self.store) if "submitted" in fields_of(key)]
+        last = sorted(keys, key=lambda key: key.rpartition("/")[2], reverse=True)[:_LAST_SUBMITTED]
+        found: list[Submitted] = []
+        for run, record in fold_records(self.store, last, ["submitted"]).items():
+            told = record.submitted
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                if told["pipeline"] == pipeline:
+                    stages = {str(name): {**of_stage} for name, of_stage in told["stages"].items()}
+                    found.append(Submitted(run, stages, told["code"]))
+        return found
 
     def parents(self, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
         """Return the run ids that stages were given, by their own run ids and the aliases: see ``read_parents``."""

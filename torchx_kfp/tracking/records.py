@@ -52,6 +52,29 @@ class Code:
 
 
 @dataclass(frozen=True)
+class Submitted:
+    """What the stages of a run were when it was submitted to a host.
+
+    Attributes:
+        run_id: the run.
+        stages: by their names, the parts of their keys, and the digest under which ``code`` has their files.
+        code: fingerprints of files by their names.
+    """
+
+    run_id: str
+    stages: Mapping[str, Mapping[str, Any]]
+    code: Mapping[str, Mapping[str, str]]
+
+    def parts(self, stage: str) -> Mapping[str, Any]:
+        """Return the parts of a stage's key."""
+        return dict(self.stages[stage]["parts"])
+
+    def files(self, stage: str) -> Mapping[str, str]:
+        """Return the files of a stage's code."""
+        return dict(self.code.get(self.stages[stage]["code"], {}))
+
+
+@dataclass(frozen=True)
 class Source:
     """Something that a run was made from.
 
@@ -93,6 +116,7 @@ class Record:
         steps: the curves that it has logged; those of several processes with one name are joined.
         search: the search that it belongs to, as far as it had come then.
         code: what travelled with it.
+        submitted: what its stages were when it was submitted: see ``Submitted``.
     """
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
@@ -102,10 +126,11 @@ class Record:
     steps: History = field(default_factory=History)
     search: Search | None = None
     code: tuple[Code, ...] = ()
+    submitted: Mapping[str, Any] = field(default_factory=dict)
 
 
 #: The fields of whole pipeline runs, and all fields.
-OF_PIPELINE_RUNS = ("code",)
+OF_PIPELINE_RUNS = ("code", "submitted")
 FIELDS = tuple(Record.__dataclass_fields__)
 
 
@@ -197,4 +222,5 @@ _FOLDS: Mapping[str, _Fold] = {
     "steps": join_curves,
     "search": lambda old, new: parse_search(new),
     "code": _fold_code,
+    "submitted": lambda old, new: dict(new),
 }

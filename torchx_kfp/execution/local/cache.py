@@ -153,7 +153,9 @@ class Cache:
             "image": container.image,
             "command": container.words,
             "outputs": [dict(component.outputs), {name: it.title for name, it in component.artifact_outputs.items()}],
-            "variables": {name: digest_of(it) if name in plan.secrets else it for name, it in variables.items()},
+            "variables": {
+                name: {"digest": digest_of(it)} if name in plan.secrets else it for name, it in variables.items()
+            },
             "inputs": {name: kept_value(self._input(value)) for name, value in plan.inputs.items()},
         }
         if plan.container is not None:

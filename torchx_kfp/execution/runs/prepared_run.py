@@ -24,7 +24,8 @@ from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import is_meant, known_bases, known_stages, outline, walk
-from torchx_kfp.execution.runs.stage_code import name_code
+from torchx_kfp.execution.runs.stage_code import keys_of, name_code
+from torchx_kfp.execution.runs.stage_key import StageKey
 from torchx_kfp.tracking.recorder import (
     SHORT_PATIENCE,
     Code,
@@ -46,6 +47,7 @@ class PreparedRun:
         bases: the tracker bases that are known.
         workspaces: the archives of the code, by the folders in them.
         fresh: the names, without indices, of the stages that run although the cache has them.
+        keys: the keys of the stages of a run on a host, by their names.
     """
 
     pipeline: Pipeline
@@ -54,6 +56,7 @@ class PreparedRun:
     bases: Collection[str] = ()
     workspaces: Mapping[str, PackedWorkspace] = field(default_factory=dict)
     fresh: Collection[str] = ()
+    keys: Mapping[str, StageKey] = field(default_factory=dict)
 
     def upload(self, say: Callable[[str], object] | None = None) -> None:
         """Store the archives that are not there yet, and say so. Raises TrackerError if they cannot be stored."""
@@ -77,15 +80,18 @@ class PreparedRun:
         code = [known.get(digest) or Code(digest) for digest in named]
         base = self.values.get(TRACKER_BASE_PARAMETER)
         base = next((workspace.store.base for workspace in self.workspaces.values()), base)
-        if not code or not base or not isinstance(base, str):
+        if not (code or self.keys) or not base or not isinstance(base, str):
             return
         try:
             recorder = Recorder(base, patience=SHORT_PATIENCE)
             # A folder that only pods have is not made here.
             if recorder.folder is None or os.path.isdir(recorder.folder):
-                recorder.add_code(run, code)
+                stages = {name: (key.parts, key.code.files if key.code else {}) for name, key in self.keys.items()}
+                recorder.add_start(run, code, self.pipeline.name, stages)
         except TorchxKfpError as error:
-            warn(f"The code of the run {run} is not recorded: {error}")
+            # Without code, nothing depends on the record but a later dry run.
+            if code:
+                warn(f"The code of the run {run} is not recorded: {error}")
 
 
 def prepare(
@@ -132,7 +138,7 @@ def prepare(
             arguments, values = {**arguments, **url}, {**values, **url}
         # On this machine, the cache looks at the files themselves.
         archive = workspaces[folder].archive if folder is not None and directory is None else None
-        pipeline = name_code(pipeline, values, archive)
+        pipeline, codes = name_code(pipeline, values, archive)
         base = values.get(TRACKER_BASE_PARAMETER)
         needs_base = workspaces or values.get(WORKSPACE_PARAMETER)
         if directory is not None and needs_base and isinstance(base, str) and base:
@@ -140,7 +146,8 @@ def prepare(
             values[TRACKER_BASE_PARAMETER] = absolute_base(base, directory)
         if stages and directory is None:
             pipeline = _uncached(pipeline, stages)
-    return PreparedRun(pipeline, arguments, values, bases, workspaces, stages)
+        keys = keys_of(pipeline, values, codes) if directory is None else {}
+    return PreparedRun(pipeline, arguments, values, bases, workspaces, stages, keys)
 
 
 def _named(pipeline: Pipeline, words: Collection[str]) -> frozenset[str]:

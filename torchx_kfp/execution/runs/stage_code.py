@@ -29,10 +29,15 @@ from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import Constant, Pipeline
 from torchx_kfp.execution.pipeline.used_files import Code, CodeFile, UsedFiles
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages
+from torchx_kfp.execution.runs.stage_key import StageKey, kept_value
 
 
-def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes | None) -> Pipeline:
+def name_code(
+    pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes | None
+) -> tuple[Pipeline, dict[str, Code]]:
     """Return the pipeline with names of code where the URL that its parameter ``workspace`` has would be filled in.
+
+    The code of its stages is returned as well, by their names, as far as it is known.
 
     Args:
         pipeline: a compiled pipeline. That of a run on a host has names already, of that run's code.
@@ -40,8 +45,9 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
         archive: the workspace with that URL. Without it, stages that have a name for other code get the URL.
     """
     url = arguments.get(WORKSPACE_PARAMETER)
+    codes: dict[str, Code] = {}
     if not url or not isinstance(url, str):
-        return pipeline
+        return pipeline, codes
     #: The files of each task, and its input with the workspace, by its scope and name: a group may be used twice.
     found: dict[tuple[str, str], tuple[str, set[str]]] = {}
     executors: set[str] = set()
@@ -50,10 +56,12 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
             if name := _input_to_name(stage, url, is_at_hand=workspace is not None):
                 place = stage.scope.name, stage.task.name
                 files = found.setdefault(place, (name, set()))[1]
-                files.update(() if workspace is None else workspace.code_of(stage, arguments).files)
+                if workspace is not None:
+                    codes[stage.name] = workspace.code_of(stage, arguments)
+                    files.update(codes[stage.name].files)
                 executors.add(stage.component.name)
     if not found:
-        return pipeline
+        return pipeline, codes
     spec, platform = pipeline.copy_documents()
     components = {**spec["components"], "root": spec["root"]}
     for (scope, task), (name, files) in found.items():
@@ -64,7 +72,29 @@ def name_code(pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes |
         container = spec["deploymentSpec"]["executors"][components[component]["executorLabel"]]["container"]
         others = [one for one in container.get("env", ()) if one["name"] != CODE_URL]
         container["env"] = [*others, {"name": CODE_URL, "value": url}]
-    return read_pipeline(spec, platform)
+    return read_pipeline(spec, platform), codes
+
+
+def keys_of(pipeline: Pipeline, values: Mapping[str, Any], codes: Mapping[str, Code]) -> dict[str, StageKey]:
+    """Return the keys of all stages of a pipeline, as far as they are known before a run.
+
+    Args:
+        pipeline: the pipeline.
+        values: the values of all parameters.
+        codes: the code of stages, by their names.
+    """
+    found: dict[str, StageKey] = {}
+    for stage in known_stages(pipeline, values):
+        component, container = stage.component, stage.component.container
+        assert container is not None
+        parts = {
+            "image": container.image,
+            "command": container.words,
+            "outputs": [dict(component.outputs), {name: it.title for name, it in component.artifact_outputs.items()}],
+            "inputs": {name: kept_value(value) for name, value in stage.inputs.items() if not is_code_name(value)},
+        }
+        found[stage.name] = StageKey(parts, codes.get(stage.name))
+    return found
 
 
 def _input_to_name(stage: ScopedTask, url: str, *, is_at_hand: bool) -> str:

@@ -20,6 +20,7 @@ from torchx_kfp.entrypoints.cli.flags import (
 )
 from torchx_kfp.entrypoints.cli.lookup import connect, host_words
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options, show_dry_run
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.host.settings import Settings, Submission
 from torchx_kfp.execution.runs.journal import CommandLine
 
@@ -63,11 +64,17 @@ def submit_command(
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.host.submission import start_run
+    from torchx_kfp.execution.runs.submitted import forecast_submission
 
     host = connect(flags)
     prepared = prepare_submission(host.connection.settings, target, inputs)
     if inputs.dry_run:
-        show_dry_run(prepared, (), as_json=view.as_json)
+        stages: list[tuple[str, str]] = []
+        try:
+            stages = forecast_submission(prepared, cache=submission.cache)
+        except TrackerError as error:
+            print_message(f"What earlier submissions recorded cannot be read: {error}")
+        show_dry_run(prepared, stages, as_json=view.as_json)
         return
     run = start_run(host, prepared, submission, say=print_message, warn=print_message)
     if not view.as_json:
