@@ -1,7 +1,7 @@
 """Findings of a check about what works here, each with a pipeline that has nothing else."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from kfp import dsl, kubernetes
@@ -181,6 +181,16 @@ def an_import_that_the_image_lacks() -> None:
 @finds(Kind.MAY_FAIL, "task 'uses-the-project' imports 'tests', which the image python:3.11 lacks")
 def an_import_of_the_project() -> None:
     uses_the_project()
+
+
+@dsl.container_component
+def say(text: Optional[str] = None):  # noqa: UP045
+    return dsl.ContainerSpec(image="busybox", command=["echo", text])
+
+
+@finds(Kind.MAY_FAIL, "task 'say' is not given the input 'text', which its command contains")
+def an_unset_parameter_in_a_command(text: Optional[str] = None) -> None:  # noqa: UP045
+    say(text=text)
 
 
 @finds(Kind.CHANGED, "task 'table' takes 'rows' as list[list[int]], and collects it from 2 nested loops")

@@ -148,7 +148,7 @@ def of_importer(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
 
 def of_container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     """Yield the findings about the command, the variables, the image and the limits of a stage."""
-    task, component = place.task, place.component
+    component = place.component
     container = component.container
     assert container is not None
     variables = variables_of(component)
@@ -182,13 +182,14 @@ def of_container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, 
                 "argument (variables of an AppDef may be channels)",
             )
         yield from of_text(f"its variable {name}", text, variables)
-    for text in container.args:
-        unset = [name for name in parameters_in(text) if name not in task.inputs]
-        if unset and not is_conditional(text):
+    resolved = place.resolved
+    for text in container.words:
+        unset = [name for name in parameters_in(text) if name not in {**resolved.values, **resolved.problems}]
+        if unset and not is_conditional(text) and "$.outputs" not in text:
             yield (
                 Kind.MAY_FAIL,
-                f"is not given the input {unset[0]!r}, which its args contain: KFP 2.17's driver does not find a value "
-                "for it, even if it has a default. Pass the value",
+                f"is not given the input {unset[0]!r}, which its command contains: KFP 2.17's driver does not find a "
+                "value for it, even if it has a default. Pass the value",
             )
     yield from _pod_texts(pipeline, place)
     try:
