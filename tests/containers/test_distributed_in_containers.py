@@ -73,7 +73,7 @@ def test_all_replicas_in_one_container(docker_client: docker.DockerClient, tmp_p
 
 
 def killing() -> Role:
-    script = "[ $TORCHX_REPLICA_ID = 1 ] && kill -9 $$; exec sleep 300"
+    script = "[ $TORCHX_REPLICA_ID = 1 ] && kill -9 $$$$; exec sleep 300"  # TorchX turns $$ into $
     return Role("worker", HOST_IMAGE, entrypoint="sh", args=["-c", script], num_replicas=2)
 
 
