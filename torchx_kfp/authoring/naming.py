@@ -34,7 +34,7 @@ def component_name(name: str) -> str:
 
 def is_input_name(name: str) -> bool:
     """Tell whether an input can have this name. KFP turns inputs into parameters of functions and of a method."""
-    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "self"
+    return is_shell_variable(name) and not keyword.iskeyword(name) and name != "self"
 
 
 def is_shell_variable(name: str) -> bool:

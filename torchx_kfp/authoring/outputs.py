@@ -9,7 +9,7 @@ from kfp import dsl
 
 from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.naming import output_name
-from torchx_kfp.authoring.references import check_word
+from torchx_kfp.authoring.references import PYTHON_TYPES, check_word
 from torchx_kfp.contract.command import METRICS, Outputs
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import AppDefError
@@ -21,7 +21,6 @@ Artifacts = Mapping[str, type[dsl.Artifact]]
 
 #: Artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
-_RESULT_TYPES = (int, float, bool, str, list, dict)
 
 
 def parse_outputs(
@@ -40,7 +39,7 @@ def parse_outputs(
         (
             "results",
             results,
-            _RESULT_TYPES.__contains__,
+            _is_result_type,
             "{'accuracy': float}, with int, float, bool, str, list or dict",
         ),
         ("artifacts", artifacts, _is_artifact_type, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
@@ -64,7 +63,7 @@ def parse_outputs(
                 )
             names[output], types[output] = name, kind
     types[METRICS] = dsl.Metrics
-    is_result = {output: types[output] in _RESULT_TYPES for output in names}
+    is_result = {output: _is_result_type(types[output]) for output in names}
     return types, Outputs(
         {output: (types[output].__name__, name) for output, name in names.items() if is_result[output]},
         {output: (name, issubclass(types[output], _SHOWN)) for output, name in names.items() if not is_result[output]},
@@ -73,3 +72,7 @@ def parse_outputs(
 
 def _is_artifact_type(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, dsl.Artifact)
+
+
+def _is_result_type(kind: object) -> bool:
+    return kind in PYTHON_TYPES.values()
