@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.execution.host.calling import get
+from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Done, Program
 
@@ -36,18 +39,34 @@ def watched(done: Done) -> str:
     return str(json.loads(done.stdout.splitlines()[0])["run_id"])
 
 
-def test_the_latest_run_is_the_newest_here_or_else_on_the_host(kfp_host: KfpHost, program: Program) -> None:
-    def latest() -> str:
-        return watched(program("watch", "latest", "--json", TORCHX_KFP_HOST=kfp_host.url))
+def test_the_latest_run_is_the_first_that_runs_lists(kfp_host: KfpHost, program: Program) -> None:
+    def latest(url: str = kfp_host.url) -> str:
+        listed = program("runs", "--json", TORCHX_KFP_HOST=url)
+        found = watched(program("watch", "latest", "--json", TORCHX_KFP_HOST=url))
+        assert json.loads(listed.stdout)[0]["run"] == found
+        return found
 
     first = kfp_host.make_run(1)
     first.finish()
     assert latest() == first.record.run_id, "there is none on this machine"
     assert program("run", "hello.py", "--quiet").returncode == 0
     [folder] = (program.folder / "local_outputs").glob("hello-*")
+
+    def move(seconds: float) -> None:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        (folder / "run.json").write_text(json.dumps({**run, "created": time.time() + seconds}), encoding="utf-8")
+
+    move(-60)
+    newer = kfp_host.make_run(1)
+    newer.finish()
+    assert latest() == newer.record.run_id
+    refused = program("cancel", "latest", TORCHX_KFP_HOST=kfp_host.url)
+    assert re.search(says(newer.record.run_id, "another user's"), refused.stderr)
+    move(60)
     assert latest() == folder.name
-    kfp_host.make_run(1).finish()
-    assert latest() == folder.name
+    done = program("watch", "latest", "--json", TORCHX_KFP_HOST="http://127.0.0.1:9")
+    assert watched(done) == folder.name
+    assert re.search(says("this machine only", "127.0.0.1:9"), done.stderr)
 
 
 def test_the_tracker_base_is_a_setting(kfp_host: KfpHost, program: Program) -> None:

@@ -80,7 +80,8 @@ _COMPLETE = "_TORCHX_KFP_COMPLETE"
 _ABOUT_RUN = """\
 RUN is the id of a run, the beginning or end of it, its name on KFP, the URL of its page there, the path of its folder,
 or "latest". RUN/STAGE is one of its stages, as tables and logs call it, such as latest/train[2]; make_data is
-make-data. A run is looked for on this machine, and then on the KFP host; with --host only there."""
+make-data. A run is looked for on this machine, and then on the KFP host; with --host only there. "latest" is the first
+of `torchx-kfp runs`."""
 
 #: How similar two options are of which one may be meant for the other, from 0 to 1.
 _SIMILAR = 0.75

@@ -34,11 +34,11 @@ from torchx_kfp.errors import (
     TrackerBaseError,
     UnknownRunError,
 )
-from torchx_kfp.execution.host.settings import flag, read_settings
+from torchx_kfp.execution.host.settings import Settings, flag, read_settings
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.runs import OUTPUT_DIR
-from torchx_kfp.execution.runs.history import RunReader, find_run, is_run, read_run
+from torchx_kfp.execution.runs.history import RunReader, created, find_run, is_run, read_run
 from torchx_kfp.execution.runs.record import RunRecord, untracked
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
@@ -68,8 +68,7 @@ class Lookup:
         The whole id of a run on this machine means that run, even if the flags name a host.
 
         Args:
-            run: the run. ``latest`` is the newest on the host that the flags name, or else on this machine, or, without
-                runs there, on the host that is set up.
+            run: the run. ``latest`` is the first that ``runs`` lists with the same options.
             changes: the command, if it changes the run or runs its code: a latest run on a host that the flags do not
                 name is refused.
             part: what follows the run in the word, for that message.
@@ -83,7 +82,7 @@ class Lookup:
             run = os.path.join(os.curdir, run)  # a command in the directory with the folders of runs
         if names_host(self.flags) and not is_run(Path(self.output_dir, run)):
             return self.on_host(run, **reading)
-        source = self._anywhere(run, reading)
+        source = (self._latest(reading) if run == LATEST else None) or self._anywhere(run, reading)
         if run == LATEST and changes and not isinstance(source, RunReader):
             raise ArgumentError(
                 f"The latest run is on the KFP host, and may be another user's. If you mean it, name it: "
@@ -132,6 +131,24 @@ class Lookup:
                 found.append(Recorded(open_recorder(self.base), word))
         return found
 
+    def _latest(self, reading: dict[str, Any]) -> RunReader | HostRun | None:
+        """Return the newer one of the newest runs on this machine and on the host; None unless both may have one."""
+        try:
+            here = find_run(self.output_dir, LATEST)
+        except ArgumentError:
+            return None
+        if not lists_host(self.flags):
+            return None
+        host = connect(self.flags, is_patient=False)
+        try:
+            newest = next(host.list(limit=1), None)
+        except HostError as error:
+            print_message(f"The latest run is looked for on this machine only: {error}")
+            return RunReader(here)
+        if newest is None or newest.created < created(here):
+            return RunReader(here)
+        return self._on(_host_of(host.connection.settings), newest.run_id, reading)
+
     def _anywhere(self, run: str, reading: dict[str, Any]) -> RunReader | HostRun:
         try:
             return RunReader(find_run(self.output_dir, run))
@@ -150,10 +167,13 @@ class Lookup:
 
     def on_host(self, run: str, **reading: Any) -> HostRun:
         """Find a run on the host; the arguments and errors are those of ``find``."""
+        host = connect(self.flags)
+        return self._on(host, host.find(run), reading)
+
+    def _on(self, host: Host, run_id: str, reading: dict[str, Any]) -> HostRun:
         from torchx_kfp.execution.host.run import HostRun
 
-        host = connect(self.flags)
-        return HostRun(host.connection, host.find(run), named_bases=[self.base or ""], **reading)
+        return HostRun(host.connection, run_id, named_bases=[self.base or ""], **reading)
 
     def recorded(self, source: RunSource, part: str = "") -> Recorded:
         """Return the records of a run, or of a part of it; the errors are those of ``base_of``."""
@@ -240,12 +260,16 @@ def connect(flags: Flags, *, is_patient: bool = True) -> Host:
     Raises:
         HostSettingsError: a setting is wrong.
     """
-    from torchx_kfp.execution.host.connection import Connection, Timeouts
-    from torchx_kfp.execution.host.host_runs import Host
-
     settings = read_settings(flags)
     for sentence in settings.warnings:
         print_message(sentence)
+    return _host_of(settings, is_patient=is_patient)
+
+
+def _host_of(settings: Settings, *, is_patient: bool = True) -> Host:
+    from torchx_kfp.execution.host.connection import Connection, Timeouts
+    from torchx_kfp.execution.host.host_runs import Host
+
     timeouts = Timeouts() if is_patient else Timeouts(connect=2.0, read=5.0, retries=0)
     return Host(Connection(settings, timeouts))
 
@@ -262,7 +286,8 @@ def names_host(flags: Flags) -> bool:
 
 def lists_host(flags: Flags) -> bool:
     """Tell whether a list of runs has those of a host: one is named, or set up and ``--output-dir`` is not given."""
-    given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
+    context = click.get_current_context(silent=True)
+    given = context is not None and context.get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     return names_host(flags) or (not given and names_host(vars(read_settings())))
 
 
