@@ -360,3 +360,25 @@ def test_an_editable_install_of_the_interpreter_is_code(project: Path, tmp_path:
     assert again() == dict.fromkeys(names, ("cached", "V1"))
     write(source, {"edlib/__init__.py": "def f(): return 'V2'"})
     assert again() == {**dict.fromkeys(names, ("succeeded", "V2")), "other": ("cached", "V1")}
+
+
+def test_a_workspace_that_is_edited_while_it_runs(project: Path) -> None:
+    """Stages get it as it was packed, and so does the cache."""
+    write(project, {"code/train.py": "print('V1')"})
+
+    @dsl.component(base_image="python:3.11")
+    def edit() -> str:
+        from pathlib import Path
+
+        Path("code/train.py").write_text("print('V2')\n")
+        return "edited"
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str, workspace: str) -> None:
+        role = Role("r", image="x", entrypoint="python", args=["train.py"])
+        train = Stages(tracker_base=tracker_base, workspace=workspace).task(AppDef("train", [role]))
+        train.after(edit().set_caching_options(False))
+
+    assert ran(pipeline, workspace="code")["train"].last_lines(1) == ["V1"]
+    assert ran(pipeline, workspace="code")["train"].last_lines(1) == ["V2"]
+    assert ran(pipeline, workspace="code")["train"].state is State.CACHED

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import re
 import shutil
 import site
+import tempfile
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,8 @@ from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
 from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles
 from torchx_kfp.execution.pipeline.values import to_text
-from torchx_kfp.tracking.recorder import WorkspaceFile, list_code
+from torchx_kfp.execution.runs.stage_code import unpack_files
+from torchx_kfp.tracking.recorder import list_code
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.local.executors.executor import AttemptPlan
@@ -70,7 +72,7 @@ class LocalCode:
     Args:
         directory: the folder in which stages start.
         without: folders in it that are not code: those in which runs write.
-        workspaces: the files of the workspaces that travel with the run, by their URLs.
+        workspaces: the archives of the workspaces that travel with the run, by their URLs.
 
     Attributes:
         written: files and folders that stages have written and registered as artifacts: they are not code.
@@ -80,7 +82,7 @@ class LocalCode:
         self,
         directory: str,
         without: Collection[str] = (),
-        workspaces: Mapping[str, Sequence[WorkspaceFile]] | None = None,
+        workspaces: Mapping[str, bytes] | None = None,
     ) -> None:
         self._directory = os.path.realpath(directory)
         self._without = without
@@ -144,7 +146,10 @@ class LocalCode:
         """Return the files of a workspace; if they are not known, the digest in its URL stands for all of them."""
         if workspace not in self._workspaces:
             return {workspace: CodeFile(workspace, "", workspace)}
-        return {file.name: _with_content(file) for file in self._workspaces[workspace]}
+        # Those of the archive, which stages get: the folder may have been edited since.
+        folder = os.path.realpath(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return unpack_files(self._workspaces[workspace], folder)
 
     def _list(self, folder: str) -> dict[str, CodeFile]:
         """Return the files of a folder by their names, with those of folders elsewhere to which links lead."""
@@ -236,16 +241,6 @@ def _fingerprint(path: str) -> str:
         found = os.stat(path)
         return f"{found.st_size} {found.st_mtime_ns}"
     return ""
-
-
-def _with_content(file: WorkspaceFile) -> CodeFile:
-    """Return a file of a workspace, which is known by its content: it is the same wherever it was packed."""
-    if file.target is not None:
-        return CodeFile(file.name, file.path, f"link {file.target}", file.target)
-    with contextlib.suppress(OSError):
-        digest = hashlib.sha256(Path(file.path).read_bytes()).hexdigest()
-        return CodeFile(file.name, file.path, f"{file.executable:d} {digest}")
-    return CodeFile(file.name, file.path, "")
 
 
 def _is_source(folder: str) -> bool:

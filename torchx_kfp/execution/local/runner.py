@@ -320,7 +320,7 @@ def _cache_of(prepared: PreparedRun, context: RunContext, watch: Watch) -> Cache
     runs = Path(context.runs)
     bases = [prepared.values.get(TRACKER_BASE_PARAMETER), *prepared.bases]
     folders = [os.path.join(context.options.directory, base) for base in bases if isinstance(base, str)]
-    workspaces = {packed.url: packed.entries for packed in prepared.workspaces.values()}
+    workspaces = {packed.url: packed.archive for packed in prepared.workspaces.values()}
     code = LocalCode(context.options.directory, [str(runs), context.constants["workspace_path"], *folders], workspaces)
     name = prepared.pipeline.name
     return Cache(runs / CACHE_FOLDER, context.run_id, name, code, context.options.directory, watch.on_warning)

@@ -123,13 +123,7 @@ class _Workspace:
 
     def __init__(self, archive: bytes, folder: str) -> None:
         """Unpack the archive into an empty folder, whose path has no links."""
-        unpack(archive, folder)
-        self.files = {
-            member.name: CodeFile(
-                member.name, os.path.join(folder, member.name), _fingerprint(archive, member), member.linkname
-            )
-            for member in members(archive)
-        }
+        self.files = unpack_files(archive, folder)
         self._used = UsedFiles(self.files, "the workspace")
 
     def code_of(self, stage: ScopedTask, arguments: Mapping[str, Any] | None = None) -> Code:
@@ -149,6 +143,17 @@ class _Workspace:
         """Return the name of the code in these files."""
         text = "\n".join(f"{name} {self.files[name].fingerprint}" for name in sorted(files))
         return code_name(hashlib.sha256(text.encode()).hexdigest())
+
+
+def unpack_files(archive: bytes, folder: str) -> dict[str, CodeFile]:
+    """Unpack a workspace into an empty folder, whose path has no links, and return its files by their names."""
+    unpack(archive, folder)
+    return {
+        member.name: CodeFile(
+            member.name, os.path.join(folder, member.name), _fingerprint(archive, member), member.linkname
+        )
+        for member in members(archive)
+    }
 
 
 def _items(place: ScopedTask, arguments: Mapping[str, Any]) -> Iterator[str]:
