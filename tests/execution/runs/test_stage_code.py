@@ -252,11 +252,22 @@ USES: list[tuple[str | bytes, str, dict[str, str]]] = [
     ("", "sitecustomize/__init__.py", {}),
     (b"# -*- coding: latin-1 -*-\n# \xe9\nimport other", "other.py", {}),
     (b"\xef\xbb\xbfopen('x.csv')", "x.csv", {}),
+    ("open(f'part_{number}')", "part_3", {}),
+    ("asyncio.create_subprocess_exec('make')", "Makefile", {}),
+    ("os.execvp('make', ['make'])", "Makefile", {}),
+    ("os.fwalk(name)", "data/b.csv", {}),
+    (
+        "execute_notebook('a.ipynb')",
+        "other.py",
+        {"a.ipynb": f'{{"image": "{"=" * (1 << 20)}", "source": "import other"}}'},
+    ),
     ("execute_notebook('a.ipynb')", "other.py", {"a.ipynb": '{"source": ["import other\\n"]}'}),
 ]
 
 
-@pytest.mark.parametrize(("program", "file", "others"), USES, ids=[f"{use[0]!r}-{use[1]}" for use in USES])
+@pytest.mark.parametrize(
+    ("program", "file", "others"), USES, ids=[f"{use[0]!r}-{use[1]}-{len(str(use[2]))}" for use in USES]
+)
 def test_no_use_of_a_file_is_missed(folder: Path, program: str | bytes, file: str, others: dict[str, str]):
     (folder / "train.py").write_bytes(program.encode() if isinstance(program, str) else program)
     for name, text in {**others, file: "before"}.items():

@@ -34,7 +34,9 @@ from torchx_kfp.common.text import counted, listed
 SEARCHES = frozenset(
     (
         *("listdir", "scandir", "walk", "iterdir", "glob", "iglob", "rglob", "copytree", "chdir"),
-        *("subprocess", "system", "popen", "Popen", "exec"),
+        *("subprocess", "system", "popen", "Popen", "exec", "create_subprocess_exec", "create_subprocess_shell"),
+        *(f"{name}{how}" for name in ("exec", "spawn") for how in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
+        *("posix_spawn", "posix_spawnp", "fwalk"),
         *("importlib", "import_module", "__import__", "runpy", "run_path", "run_module", "pkgutil", "hydra"),
     )
 )
@@ -168,7 +170,8 @@ class UsedFiles:
             texts: everything else that says what they do, such as the values of their variables.
         """
         programs = [*programs]
-        key = (*map(shlex.join, programs), *texts)
+        # The folder of an interpreter names no file.
+        key = (*(shlex.join(_name_of_python(word) for word in program) for program in programs), *texts)
         if key not in self._found:
             try:
                 if not all(map(self._is_known, programs)):
@@ -202,6 +205,9 @@ class UsedFiles:
                     raise _AllFilesError
                 new.update(*(self._modules.get(word, ()) for word in modules))
                 new.update(*(self._others.get(word, ()) for word in words))
+                # A name may begin with such a word: open(f"part_{number}").
+                for begin in (word for word in words if word.endswith("_") and word.strip("_")):
+                    new.update(*(titles for word, titles in self._others.items() if word.startswith(begin)))
             new -= found
             found |= new
             read = [(file, self._read(title)) for title in new if not (file := self.files[title]).name.startswith(_OWN)]
@@ -230,10 +236,18 @@ def _python_words(program: Sequence[str]) -> Sequence[str]:
     return words if words and _PYTHON.fullmatch(os.path.basename(words[0])) else []
 
 
+def _name_of_python(word: str) -> str:
+    """Return the name of an interpreter in place of its path; other words as they are."""
+    name = os.path.basename(word)
+    return name if os.path.isabs(word) and _PYTHON.fullmatch(name) else word
+
+
 def _text_of(path: str) -> str:
     with contextlib.suppress(OSError):  # a link may lead nowhere
         if os.path.getsize(path) <= _LONGEST:
             return Path(path).read_text(encoding="utf-8", errors="replace")
+        if path.endswith(_PROGRAMS):
+            raise _AllFilesError
     return ""
 
 
