@@ -382,3 +382,24 @@ def test_a_workspace_that_is_edited_while_it_runs(project: Path) -> None:
     assert ran(pipeline, workspace="code")["train"].last_lines(1) == ["V1"]
     assert ran(pipeline, workspace="code")["train"].last_lines(1) == ["V2"]
     assert ran(pipeline, workspace="code")["train"].state is State.CACHED
+
+
+def test_code_that_a_stage_registers_stays_code(project: Path) -> None:
+    """Also if it is edited, or Python caches its modules, while the stage runs."""
+    register = "from torchx_kfp.tracking import current_run\ncurrent_run().add_artifact({0!r}, {0!r}, store=False)\n"
+    edit = "import os\nif not os.path.exists('edited'):\n  open('edited', 'x'); open('c.yaml', 'w').write('V2')\n"
+    write(project, {".torchxignore": "edited", "c.yaml": "V1", "src/m.py": "V = 'V1'"})
+    write(project, {"a.py": f"open('src/new.txt', 'w').write('')\n{register.format('src')}"})
+    write(project, {"b.py": f"{edit}{register.format('c.yaml')}"})
+    write(project, {"read.py": "from src import m\nprint(m.V, open('c.yaml').read().strip())"})
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        for name in ("a", "b", "read"):
+            stages.task(AppDef(name, [Role("r", image="x", entrypoint="python", args=[f"{name}.py"])]))
+
+    for version in ("V2", "V3"):
+        ran(pipeline, parallelism=1)
+        assert ran(pipeline)["read"].last_lines(1) == [f"{version if version == 'V3' else 'V1'} {version}"]
+        write(project, {"c.yaml": "V3", "src/m.py": "V = 'V3'"})

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from torchx_kfp.execution.local.transfer import (
     read_run_id,
     registered_files,
     with_copies,
-    written_paths,
+    written_files,
 )
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.endpoints import S3_ENDPOINT
@@ -197,9 +197,10 @@ class Attempt(threading.Thread):
         #: Whether it was asked to end, and the signals that came while it was being started.
         self._is_ending = False
         self._early: list[int] = []
-        #: When it began and ended, on the monotonic clock, and the paths that it has written and registered meanwhile.
+        #: When it began and ended, on the monotonic clock, and the files that it has written meanwhile, by the paths
+        #: that it has registered.
         self.began = self.ended = time.monotonic()
-        self.written: Collection[str] = ()
+        self.written: Mapping[str, Sequence[str]] = {}
 
     def overlaps(self, other: Attempt) -> bool:
         """Tell whether it ran at the same time as another attempt that has ended."""
@@ -224,7 +225,7 @@ class Attempt(threading.Thread):
         self.began, since = time.monotonic(), time.time()
         try:
             result = self._with_records(self._result())
-            self.written = written_paths(self.plan, since)
+            self.written = written_files(self.plan, since)
         except OSError as error:
             result = self.plan.result(reason=f"could not be run: {explain(error)}")
         except Exception as error:  # an exception would end the thread, and the run would wait forever

@@ -27,7 +27,7 @@ from torchx_kfp.common.safe_files import read_bytes, write_file
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError, WorkspaceError
 from torchx_kfp.execution.local.given_keys import given_files
-from torchx_kfp.execution.local.own_code import LocalCode
+from torchx_kfp.execution.local.own_code import LocalCode, fingerprint
 from torchx_kfp.execution.local.packages import local_state
 from torchx_kfp.execution.pipeline.artifacts import artifacts_in, is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
@@ -77,7 +77,7 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
 FOLDER = ".cache"
 #: Folders in it: how stages were run last, and the files of their code.
 _LAST, _CODE = "last", "code"
-#: A file in it: the paths that stages have written and registered as artifacts.
+#: A file in it: see ``LocalCode.written``.
 _WRITTEN = "written.json"
 
 
@@ -197,7 +197,7 @@ class Cache:
         Args:
             key: its key; without one, it is not stored.
             result: how it has ended.
-            written: the paths that it has written and registered as artifacts. They are not the code of any stage.
+            written: the files that it has written and registered as artifacts: see ``LocalCode.written``.
 
         A full disk, a folder that cannot be written and a file that goes meanwhile are not errors: the stage runs
         again next time.
@@ -207,9 +207,11 @@ class Cache:
             with self._looking:
                 if self._code is not None:
                     self._code.look_again()
-                if not self._written.issuperset(written):
-                    self._written.update(written, self._read_written())
-                    self._write(self.folder / _WRITTEN, sorted(filter(os.path.exists, self._written)))
+                new = {path: told for path in written if (told := fingerprint(path))}
+                if not new.items() <= self._written.items():
+                    self._written.update({**self._read_written(), **new})
+                    left = {path: told for path, told in self._written.items() if fingerprint(path) == told}
+                    self._write(self.folder / _WRITTEN, left)
             if key is None:
                 return
             files = {} if key.code is None else key.code.files
@@ -229,10 +231,10 @@ class Cache:
         if key is not None:
             self._path(key.digest).unlink(missing_ok=True)
 
-    def _read_written(self) -> set[str]:
+    def _read_written(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError, RecursionError, TypeError):
-            return set(map(str, json.loads(read_bytes(str(self.folder / _WRITTEN), limit=LONGEST_LINE))))
-        return set()
+            return dict(json.loads(read_bytes(str(self.folder / _WRITTEN), limit=LONGEST_LINE)))
+        return {}
 
     def last(self, stage: str) -> LastExecution | None:
         """Return how a stage of the pipeline was run last, if that is known; it may not have been cached."""

@@ -510,7 +510,8 @@ class Scheduler:
             return
         self._end(run, result)
         if self._cache is not None:
-            self._in_order.submit(self._cache.put, run.key, self._results[run.name], running.attempt.written)
+            written = [*itertools.chain(*running.attempt.written.values())]
+            self._in_order.submit(self._cache.put, run.key, self._results[run.name], written)
 
     def _clash(self, running: _Running) -> str:
         """Return why artifacts of an attempt may be those of another one, which ran at the same time; empty if not."""

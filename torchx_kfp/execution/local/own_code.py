@@ -75,7 +75,8 @@ class LocalCode:
         workspaces: the archives of the workspaces that travel with the run, by their URLs.
 
     Attributes:
-        written: files and folders that stages have written and registered as artifacts: they are not code.
+        written: the fingerprints of files that stages have written and registered as artifacts, by their paths. They
+            are not code, unless somebody has changed them since.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class LocalCode:
         self._directory = os.path.realpath(directory)
         self._without = without
         self._workspaces = workspaces or {}
-        self.written: Collection[str] = ()
+        self.written: Mapping[str, str] = {}
         self._listed = functools.cache(self._list)
         self._packed = functools.cache(self._files_of)
         #: What finds code in a workspace or the directory, and in further folders.
@@ -168,14 +169,14 @@ class LocalCode:
                 if is_elsewhere and os.path.isdir(to) and to not in seen:
                     pending.append((f"{name}/", to))
                 elif is_elsewhere and os.path.isfile(to):
-                    found[name] = CodeFile(name, to, _fingerprint(to))
+                    found[name] = CodeFile(name, to, fingerprint(to))
                 else:
                     told = f"{entry.size} {entry.modified} {entry.executable:d} {entry.target or ''}"
                     found[name] = CodeFile(name, entry.path, told, entry.target or "")
         return found
 
     def _is_written(self, path: str) -> bool:
-        return bool(self.written) and not {path, *map(str, Path(path).parents)}.isdisjoint(self.written)
+        return path in self.written and self.written[path] == fingerprint(path)
 
     def _named(self, words: Iterable[str], *, is_here: bool) -> Iterator[CodeFile]:
         """Yield the files of code that are outside of the directory, or ignored there, and that words name."""
@@ -183,7 +184,7 @@ class LocalCode:
         for path in {LOOKED_FOR, *_paths_in(words)} if is_here else filter(os.path.isabs, _paths_in(words)):
             path = os.path.normpath(os.path.join(self._directory, path))
             if path.removeprefix(os.path.join(self._directory, "")) not in listed and _is_code(path):
-                yield CodeFile(path, path, _fingerprint(path))
+                yield CodeFile(path, path, fingerprint(path))
 
     def _script_folders(self, words: Iterable[str], search_path: str) -> Iterator[str]:
         """Yield the folders of scripts that are elsewhere: they find what is next to them."""
@@ -236,7 +237,8 @@ def _is_code(path: str) -> bool:
     return False
 
 
-def _fingerprint(path: str) -> str:
+def fingerprint(path: str) -> str:
+    """Return what tells the content of a file from others: its size and times; empty if it is not there."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return f"{found.st_size} {found.st_mtime_ns}"

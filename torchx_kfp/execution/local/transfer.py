@@ -300,22 +300,19 @@ def _verify_content(path: str) -> None:
                 raise UnfitFileError(f"{file} is a {kind}")
 
 
-def written_paths(plan: AttemptPlan, since: float) -> set[str]:
-    """Return the local paths that a process has registered as artifacts and that have changed since this time."""
-    paths = set()
+def written_files(plan: AttemptPlan, since: float) -> dict[str, list[str]]:
+    """Return the files that have changed since this time, by the local paths that a process has registered."""
+    paths: list[str] = []
     with contextlib.suppress(OSError, ValueError):
         text = read_bytes(str(plan.folder / REGISTERED), limit=_LONGEST_REPORT).decode()
-        paths = {os.path.realpath(json.loads(line)) for line in text.splitlines()}
-    return {path for path in paths if _changed_at(path) >= since - _COARSE}
-
-
-def _changed_at(path: str) -> float:
-    """Return when a file, or a file in a folder, was last changed."""
-    times = [0.0]
-    for place in (path, *(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)):
-        with contextlib.suppress(OSError):
-            times.append(os.lstat(place).st_mtime)
-    return max(times)
+        paths = [os.path.realpath(json.loads(line)) for line in text.splitlines()]
+    found: dict[str, list[str]] = {}
+    for path in dict.fromkeys(paths):
+        for place in (path, *(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)):
+            with contextlib.suppress(OSError):
+                if os.lstat(place).st_mtime >= since - _COARSE:
+                    found.setdefault(path, []).append(place)
+    return found
 
 
 def registered_files(plan: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
