@@ -201,7 +201,11 @@ def _login(look: CheckUp) -> str:
 
 
 def _submitting(connection: Connection, namespace: str) -> str:
-    """Find out whether runs can be submitted in a namespace: KFP looks at rights first, and starts nothing of this."""
+    """Find out whether runs can be submitted in a namespace, in words that follow "listed"; empty if that is not known.
+
+    KFP looks at the right before it looks at the pipeline, which is empty: nothing is started. (``BaseRunServer`` and
+    ``ResourceManager.CreateRun`` in ``backend/src/apiserver``.)
+    """
     answer = connection.get(f"{V2BETA1}/experiments", page_size=1, namespace=namespace)
     experiments = answer.get("experiments")
     if not isinstance(experiments, list) or not experiments:
@@ -212,8 +216,8 @@ def _submitting(connection: Connection, namespace: str) -> str:
         connection.post(f"{V2BETA1}/runs", request)
     except HostCredentialsError as error:
         raise Doubt(f"Runs can be listed in the namespace {namespace!r}, but not submitted: {error}") from None
-    except HostError:  # the pipeline is empty
-        return " and submitted"
+    except HostError as error:
+        return " and submitted" if "pipeline spec" in str(error) else ""
     return ""
 
 

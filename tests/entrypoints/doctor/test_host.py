@@ -158,3 +158,7 @@ def test_who_may_list_runs_may_not_submit_any(doctor: Doctor, who: str, level: s
         assert re.search(facts, found["login"].said), found["login"].said
     [request] = [each for each in requests if each.method == "POST"]
     assert (request.body["pipeline_spec"], request.body["experiment_id"]) == ({}, "0869851f")
+    # Of other errors, nobody knows whether the right was looked at.
+    replies["POST", LIST[1]] = Reply({"code": 13, "message": "InternalServerError: the database is gone"}, 500)
+    found, _ = look(doctor, replies, "--namespace", "team-a")
+    assert found["login"].said == "Runs can be listed in the namespace 'team-a'."
