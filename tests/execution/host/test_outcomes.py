@@ -63,6 +63,7 @@ FATAL = "F1122 02:57:14.018185      16 main.go:59] failed to execute component: 
             "ended with exit code 143 (SIGTERM, as when a pod is deleted or its node is drained)",
         ),
         ("main: OOMKilled (exit code 1)", f"{FATAL}exit status 137\n", 137, "ended with exit code 137 (OOMKilled)"),
+        ("main: Error (exit code 1)", f"{FATAL}signal: aborted (core dumped)\n", -6, "was ended by signal 6 (SIGABRT)"),
         ("main: Error (exit code 1)", f"{FATAL}signal: odd\n", 1, "failed in KFP's launcher: signal: odd"),
         (
             "main: Error (exit code 2)",

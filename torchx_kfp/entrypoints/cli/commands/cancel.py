@@ -31,8 +31,8 @@ ON_HOST = 120.0
 def cancel_command(run: str, lookup: Lookup) -> None:
     """End RUN like Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
 
-    The command waits until the run has ended. If the runner on this machine was killed, the command ends the stages
-    that it left running.
+    The command waits until the run has ended, on a host for up to two minutes. If the runner on this machine was
+    killed, the command ends the stages that it left running.
     """
     source = lookup.find(run, changes="cancel", reads="none")
     record = source.read()
