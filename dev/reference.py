@@ -113,7 +113,7 @@ def events() -> Iterator[str]:
 
     rows = []
     for name, kind in NAMES.items():
-        names = [field.name for field in dataclasses.fields(kind) if field.name not in ("time", "result")]
+        names = [field.name for field in dataclasses.fields(kind) if field.name not in ("time", "result", "again")]
         rows.append([f"`{name}`", ", ".join(f"`{field}`" for field in names), markdown(first_paragraph(kind))])
     yield table(["event", "fields", "meaning"], rows)
 

@@ -95,7 +95,7 @@ def different_events(here: RunRecord, there: RunRecord) -> list[str]:
         Counter(
             (type(event).__name__, event.result.name if isinstance(event, StageFinished) else event.name)
             for event in record.events
-            if isinstance(event, StageStarted | StageFinished)
+            if isinstance(event, StageStarted) or (isinstance(event, StageFinished) and not event.again)
         )
         for record in (here, there)
     )

@@ -18,8 +18,9 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp.execution.runs.record import cached_by_kfp
+from torchx_kfp.execution.runs.watch import messages
 from torchx_kfp.host import Host, HostRun
-from torchx_kfp.local import RunResult, State, load_pipeline
+from torchx_kfp.local import Event, RunFinished, RunResult, StageFinished, State, Watch, load_pipeline
 
 RECORD = """
 import sys
@@ -112,6 +113,44 @@ def test_results_of_cached_stages_are_those_that_their_readers_were_given(
     assert "trial" not in cached_by_kfp(record)
     # Who comes later reads the same.
     assert values(HostRun(run._connection, run.run_id).read().run.result()) == values(second)
+
+
+@dsl.pipeline(name="slow")
+def slow(tracker_base: str, go: str, turn: str):
+    stages = Stages(tracker_base=tracker_base)
+    prepare = stages.task(python("prepare", RECORD, "1"))
+    wait = stages.task(
+        python("wait", "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)", go)
+    )
+    wait.set_caching_options(False)
+    stages.task(python("train", RECORD, f"{turn}"), reads=prepare).after(wait)
+
+
+def test_a_watch_is_told_again_what_becomes_known_of_a_cached_stage(host: Host, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    class Told(Watch):
+        """It lets the run go on once the end of the cached stage was told."""
+
+        def __init__(self) -> None:
+            self.events: list[Event] = []
+
+        def on_event(self, event: Event) -> None:
+            self.events.append(event)
+            if isinstance(event, StageFinished) and event.result.name == "prepare":
+                go.touch()
+
+    told = Told()
+    for turn in ("1", "2"):
+        go.unlink(missing_ok=True)
+        arguments = {"tracker_base": str(tmp_path / "results"), "go": str(go), "turn": turn}
+        told.events.clear()
+        HostRun(host.connection, host.submit(load_pipeline(slow), arguments)).wait(told)
+    ends = [event for event in told.events if isinstance(event, StageFinished) and event.result.name == "prepare"]
+    assert [(end.again, end.result.results) for end in ends] == [(False, None), (True, {"value": "1"})]
+    assert ends[1].result.run_id
+    assert [len(messages(end)) for end in ends] == [1, 0]
+    assert isinstance(told.events[-1], RunFinished)
 
 
 def test_stages_that_run_afresh(host: Host, tmp_path: Path) -> None:

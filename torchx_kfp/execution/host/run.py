@@ -35,7 +35,7 @@ from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import outline, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun
-from torchx_kfp.execution.runs.events import Event, StageFinished, StageStarted
+from torchx_kfp.execution.runs.events import Event, RunFinished, StageFinished, StageStarted
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import Invocation, choose_stage, not_started, place_of
@@ -103,7 +103,7 @@ class HostRun(ReadableRun):
         self._events: list[Event] = []
         self._run = RunState()
         self._last: RunRecord | None = None
-        #: Whether run ids of cached stages may have become known.
+        #: Whether there are events that the last record lacks.
         self._has_news = False
         #: The seconds before the last poll.
         self._wait = SHORTEST
@@ -130,16 +130,15 @@ class HostRun(ReadableRun):
         self.answer = run = self._ask()
         self._load_pipeline(run)
         self._read_nodes()
-        events = self._take_events(run)
-        self._has_news |= bool(events)
+        self._has_news |= bool(self._take_events(run))
         if self._has_news:
             self._complete_cached()
-            self._has_news = False
         is_running = not run_state(run).is_over
         problems = tuple(filter(None, (self._problem, self._no_nodes, self._unknown_pods(), *self._results.problems)))
         last = self._last
-        if last is None or events or is_running != last.is_running or problems != last.corrupt:
+        if last is None or self._has_news or is_running != last.is_running or problems != last.corrupt:
             self._last = self._record(run, is_running, problems)
+            self._has_news = False
         assert self._last is not None
         return self._last
 
@@ -408,13 +407,22 @@ class HostRun(ReadableRun):
             for name, run_id in run_ids.items()
         }
         found = self._results_of(completed.values())
-        for place, event in enumerate(self._events if completed else ()):
-            if isinstance(event, StageFinished) and event.result is ends.get(event.result.name):
-                result = completed.get(event.result.name, event.result)
-                if result.run_id in found:
-                    result = dataclasses.replace(result, results=found[result.run_id][1])
-                self._events[place] = dataclasses.replace(event, result=result)
-                self._run.on_event(self._events[place])
+        ended = {event.result.name: at for at, event in enumerate(self._events) if isinstance(event, StageFinished)}
+        told = len(self._last.events) if self._last is not None else 0
+        again: list[Event] = []
+        for name, result in completed.items():
+            if result.run_id in found:
+                result = dataclasses.replace(result, results=found[result.run_id][1])
+            at = ended[name]
+            event = StageFinished(result, self._events[at].time, again=at < told)
+            self._run.on_event(event)
+            if event.again:
+                again.append(event)
+            else:
+                self._events[at] = event
+        # The end of the run stays the last event.
+        end = len(self._events) - isinstance(self._events[-1], RunFinished)
+        self._events[end:end] = again
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with what other answers say: log files, results, and why stages have failed."""

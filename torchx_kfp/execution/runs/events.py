@@ -133,10 +133,14 @@ class PipelineRetried:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage has ended or will not run."""
+    """A stage has ended or will not run.
+
+    It is told ``again`` if KFP had taken the stage from its cache, and its results have become known since.
+    """
 
     result: StageResult
     time: float = field(default_factory=time.time)
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
         in_ = f" in {event.delay:g} s" if event.delay else ""
         return [f"{event.name} {event.reason} (attempt {event.attempt}); trying again{in_}."]
     if isinstance(event, StageFinished):
-        return _finished(event, verbose)
+        return [] if event.again else _finished(event, verbose)
     if isinstance(event, RunEnding):
         if event.reason == CANCELED_ON_KFP:
             return [f"{event.reason}: the running applications have about {event.grace:g} s to end."]
