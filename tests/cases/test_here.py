@@ -52,7 +52,7 @@ def test_case(case):
         if isinstance(expected, str):
             assert stage.state == expected, f"{name}: {said}"
         else:
-            assert stage.state == "succeeded", f"{name}: {said}"
+            assert stage.state.is_success, f"{name}: {said}"
             assert {key: stage.outputs.get(key) for key in expected} == expected, name
     for name, expected in case.results.items():
         found = stages[name].results or {}

@@ -45,7 +45,7 @@ _HOPELESS = re.compile(
 )
 _FORBEARANCE = 45.0
 #: States of stages that mean the same: each place has its own cache.
-_SAME = {"cached": "succeeded"}
+_SAME = {"cached": "succeeded", "failed (allowed)": "succeeded"}
 
 
 @dataclass(frozen=True)

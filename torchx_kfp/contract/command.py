@@ -194,6 +194,11 @@ class DecodedCommand:
     specification: LauncherSpec | None = None
 
     @property
+    def may_fail(self) -> bool:
+        """Whether the stage succeeds if its application fails."""
+        return self.outputs is not None and self.outputs.may_fail is not None
+
+    @property
     def tracker_bases(self) -> tuple[str, ...]:
         """All tracker bases that the command sets, also one that an application sets for a program that it starts."""
         return tuple(word.removeprefix(SETS_BASE) for word in self.words if word.startswith(SETS_BASE))

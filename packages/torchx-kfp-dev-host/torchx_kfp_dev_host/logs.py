@@ -29,7 +29,7 @@ def pod_log(node: Node, finished: StageFinished | None) -> str:
     # The launcher's line begins in a line of its own only if the stage ends its last one.
     if node.ended is None or (result is not None and result.state is State.CANCELED):
         return text
-    if result is not None and result.state is State.SUCCEEDED:
+    if result is not None and result.state.is_success:
         return text + _line(node.ended, "launcher_v2.go:206] publish success.")
     code = (result.exit_code if result is not None else None) or 1
     how = f"exit status {code}" if code > 0 else f"signal: {SIGNALS[-code - 1]}"

@@ -124,8 +124,18 @@ def test_a_stage_that_has_failed_though_it_may_is_not_cached(states):
             app = AppDef("app", [Role("role", image="x", entrypoint="sh", args=["-c", 'exit "$1"', "sh", f"{code}"])])
             task_from_app(app, tracker_base="results", may_fail=True)
 
-    assert states(pipeline) == ["succeeded"] * 2
-    assert states(pipeline) == ["cached", "succeeded"]
+    assert states(pipeline) == ["succeeded", "failed (allowed)"]
+    assert states(pipeline) == ["cached", "failed (allowed)"]
+
+
+def test_a_stage_that_must_not_fail_may_record_an_exit_code(states):
+    @dsl.pipeline
+    def pipeline():
+        code = "from torchx_kfp.tracking import current_run as run; run().put(exit_code=3)"
+        role = Role("role", image="x", entrypoint="python", args=["-c", code])
+        task_from_app(AppDef("app", [role]), tracker_base="results")
+
+    assert [states(pipeline), states(pipeline)] == [["succeeded"], ["cached"]]
 
 
 def test_a_key_of_the_authors_own(states):

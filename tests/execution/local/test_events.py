@@ -140,6 +140,7 @@ def test_the_form():
         "cached_from": "",
         "replicas": None,
         "files": [],
+        "may_fail": False,
     }
     assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {
         "event": "run_started",

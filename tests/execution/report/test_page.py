@@ -136,7 +136,7 @@ def test_values_are_legible_and_states_have_colours(tmp_path: Path) -> None:
     assert page.pairs("Parameters") == {name: expected for name, (_, expected) in LEGIBLE.items()}
     styles = shown(page.of("style")[0])
     for state in State:
-        assert f".s-{state.replace(' ', '-')} {{ --c: var(--{state.color}); }}" in styles
+        assert f".{state.css} {{ --c: var(--{state.color}); }}" in styles
         assert styles.count(f" --{state.color}: #") == 3, "in light and dark, and on paper"
 
 

@@ -16,6 +16,7 @@ STOPPED = "was not run: other failed, which ends the run"
 TABLE = {
     None: (WAITS, WAITS),
     State.SUCCEEDED: (BEGINS, BEGINS),
+    State.ALLOWED: (BEGINS, BEGINS),
     State.CACHED: (BEGINS, BEGINS),
     State.FAILED: ((State.NOT_RUN, "was not run: a failed"), BEGINS),
     State.CANCELED: ((State.NOT_RUN, "was not run: a was ended"), BEGINS),

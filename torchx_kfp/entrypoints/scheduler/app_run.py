@@ -32,6 +32,7 @@ STATES = {
     State.QUEUED: specs.AppState.PENDING,
     State.WAITING: specs.AppState.PENDING,
     State.SUCCEEDED: specs.AppState.SUCCEEDED,
+    State.ALLOWED: specs.AppState.SUCCEEDED,
     State.CACHED: specs.AppState.SUCCEEDED,
     State.SKIPPED: specs.AppState.SUCCEEDED,
 }

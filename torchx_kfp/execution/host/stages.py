@@ -366,6 +366,7 @@ class StageReader:
             # The host names the pod in it.
             run_id=run_id if is_run_id(run_id, self._progress.run_id) else None,
             tracker_base=tracked.tracker_base if tracked else None,
+            may_fail=tracked is not None and tracked.decoded.may_fail,
             started_at=started,
         )
         return self._finish(result, scope, time)

@@ -219,9 +219,9 @@ class Cache:
             if code and code not in self._stored:
                 self._write(self._path(code, _CODE), files)
                 self._stored.add(code)
-            last = {"run_id": self._run_id, "state": result.state, "parts": key.parts, "code": code}
+            last = {"run_id": self._run_id, "state": result.judged().state, "parts": key.parts, "code": code}
             self._write(self._last_path(result.name), last)
-            if result.state is State.SUCCEEDED and not (result.results and result.results.get(protocol.EXIT_CODE)):
+            if result.judged().state is State.SUCCEEDED:
                 stamps = _stamps(path for path in _paths(result) if os.path.exists(path))
                 stage = events.encode(StageFinished(result))
                 self._write(self._path(key.digest), {"run_id": self._run_id, "files": stamps, "stage": stage})

@@ -177,7 +177,12 @@ def import_artifact(name: str, importer: Importer, run: TaskRun, workspace: str)
 
 
 #: The names of final states in KFP's metadata, where a task that was not triggered is canceled.
-_FINAL_STATES = {State.SUCCEEDED: "COMPLETE", State.CACHED: "CACHED", State.FAILED: "FAILED"}
+_FINAL_STATES = {
+    State.SUCCEEDED: "COMPLETE",
+    State.ALLOWED: "COMPLETE",
+    State.CACHED: "CACHED",
+    State.FAILED: "FAILED",
+}
 _ENDS = {State.NOT_RUN: "it was not run", State.SKIPPED: "it was skipped"}
 
 

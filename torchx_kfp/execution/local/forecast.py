@@ -159,7 +159,7 @@ class _Forecaster:
         elif changes := key.differences(last.parts, last.files):
             why = ", ".join(changes)
         elif last.state is not State.SUCCEEDED:
-            why = "it failed" if last.state is State.FAILED else f"it was {last.state}"
+            why = "it failed" if last.state in (State.FAILED, State.ALLOWED) else f"it was {last.state}"
         else:
             why = f"what it made in {last.run_id} is gone or was changed"
         self._end(run, State.SUCCEEDED, f"runs: {why}")

@@ -132,7 +132,7 @@ def fill(template: Path, *, script: str = "", forms: str = "'none'", **content: 
 
 def style_sheet() -> str:
     """Return ``page.css`` and the rules that give each state one of its colors."""
-    colors = "".join(f".s-{state.replace(' ', '-')} {{ --c: var(--{state.color}); }}\n" for state in State)
+    colors = "".join(f".{state.css} {{ --c: var(--{state.color}); }}\n" for state in State)
     return (_HERE / "page.css").read_text(encoding="utf-8") + colors
 
 

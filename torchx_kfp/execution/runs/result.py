@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,7 +23,7 @@ from torchx_kfp.common.text import (
     shorten,
     shown,
 )
-from torchx_kfp.contract.protocol import Execution
+from torchx_kfp.contract.protocol import EXIT_CODE, Execution
 from torchx_kfp.contract.specification import LAST_LINES_FOLLOW
 from torchx_kfp.errors import StageFailedError, UnknownNameError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
@@ -85,6 +85,8 @@ class StageResult:
     #: Files and folders of this machine that the stage has registered as artifacts, and the URLs of those that it has
     #: stored elsewhere.
     files: tuple[str, ...] = ()
+    #: Whether the stage succeeds if its application fails.
+    may_fail: bool = False
 
     def __post_init__(self) -> None:
         """Make a name that does not exist an error which suggests one that does."""
@@ -97,6 +99,11 @@ class StageResult:
         """Return the stage's state, seconds and results, in one line: ``train: succeeded, 0.3 s, loss=0.04``."""
         name, state, seconds, facts = map(printable, _cells(self))
         return f"{name}: {', '.join(filter(None, [state, seconds and f'{seconds} s', facts]))}"
+
+    def judged(self) -> StageResult:
+        """Return the result with the state that users see: a failure that is allowed is not a success."""
+        is_allowed = self.may_fail and self.state is State.SUCCEEDED and self.results and self.results.get(EXIT_CODE)
+        return replace(self, state=State.ALLOWED) if is_allowed else self
 
     @property
     def attempts_in_pod(self) -> int:

@@ -219,7 +219,7 @@ class RunState:
                     if stage.state is State.FAILED and stage.name.startswith(f"{event.name}/"):
                         self._move(stage.name, State.RETRYING).retry(stage.reason, event.time + event.delay)
             case StageFinished():
-                result = event.result
+                result = event.result.judged()
                 self._move(result.name, result.state, result.task).finish(result, event.time)
             case RunEnding():
                 self.ending = event

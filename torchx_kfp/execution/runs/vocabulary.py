@@ -45,6 +45,8 @@ class State(str, enum.Enum):
     WAITING = "waiting", "·", "dim", "gray"
     #: A stage that this one depends on has failed, or the run was ended before its turn.
     NOT_RUN = "not run", "–", "dim", "gray"
+    #: The application has failed, and the stage has not: it may fail (``may_fail``).
+    ALLOWED = "failed (allowed)", "✗", "yellow", "orange"
     SUCCEEDED = "succeeded", "✓", "green", "green"
     #: The outputs were taken from an earlier run that did the same work.
     CACHED = "cached", "=", "green", "teal"
@@ -54,7 +56,12 @@ class State(str, enum.Enum):
     @property
     def is_success(self) -> bool:
         """Whether the stage has outputs."""
-        return self in (State.SUCCEEDED, State.CACHED)
+        return self in (State.SUCCEEDED, State.ALLOWED, State.CACHED)
+
+    @property
+    def css(self) -> str:
+        """The class of elements of a page that show the state."""
+        return f"s-{self.name.lower()}"
 
     @property
     def is_active(self) -> bool:

@@ -171,7 +171,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _finished(event: StageFinished, verbose: bool) -> list[str]:
-    stage = event.result
+    stage = event.result.judged()
     if not stage.attempts and not verbose and not (stage.state.is_success or stage.state is State.FAILED):
         return []
     how = stage.reason or str(stage.state)

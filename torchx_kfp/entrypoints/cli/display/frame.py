@@ -186,10 +186,11 @@ def _detail(stage: StageState, now: float) -> Text:
         stuck = f"cannot start: {stage.reason}" if stage.is_stuck else ""
         return Text.assemble((attempt, "yellow"), running, (stuck, "yellow"))
     if result.state.is_success:
-        cached = ("cached  ", "dim") if stage.state is State.CACHED else ""
+        is_plain = stage.state is State.SUCCEEDED
+        how = "" if is_plain else (f"{stage.state}  ", "dim" if stage.state is State.CACHED else stage.state.style)
         # Numbers first: texts are long and would hide whatever follows them.
         results = dict(sorted(result.measures.items(), key=lambda item: isinstance(item[1], str)))
-        return Text.assemble(cached, (attempt, "dim"), (replicas, "dim"), (show_results(results)))
+        return Text.assemble(how, (attempt, "dim"), (replicas, "dim"), (show_results(results)))
     if not result.attempts:
         return Text(result.reason.removeprefix("was "), "dim")
     style = "red" if stage.state is State.FAILED else ""

@@ -140,6 +140,7 @@ class AttemptPlan:
             pod_name=self.pod_name,
             log_file=self.log_file,
             tracker_base=self.tracker_base,
+            may_fail=self.component.decoded.may_fail,
             inputs=self._named_inputs(),
             **facts,
         )
