@@ -9,7 +9,7 @@ export PYTHON
 bin := $(VENV)/bin
 sources := torchx_kfp components pipelines packages tests dev docs
 # What `make test` leaves out: each has a target of its own. dev/tiers.py says what it is about.
-apart := docker or cluster or browser or torch or ax or oldest or load or mlflow or slow
+apart := docker or cluster or browser or torch or ax or oldest or load or mlflow
 gate := not ($(apart) or examples)
 # The files that have a mark: collecting all tests takes longer than running most of these.
 having = $(shell grep -rlE 'mark\.($(1))' --include='test_*.py' tests)
@@ -47,8 +47,8 @@ test-browser: $(VENV)/.ready ## run the tests in Chromium, which is installed if
 test-torch: $(VENV)-torch/.ready ## run the tests that train with PyTorch, in a separate environment (2.5 GB), also on a cluster
 	TORCHX_KFP_REQUIRE_TORCH=1 dev/ci/with-cluster $(VENV)-torch/bin/python -m pytest -m torch $(or $(ARGS),$(call having,torch))
 
-test-ax: $(VENV)-torch/.ready ## run the tests with Ax, in the same environment; ARGS='-m ax' adds a Bayesian round
-	TORCHX_KFP_REQUIRE_AX=1 $(VENV)-torch/bin/python -m pytest -n 0 -m 'ax and not slow' tests/hpo/ax $(ARGS)
+test-ax: $(VENV)-torch/.ready ## run the tests with Ax, in the same environment
+	TORCHX_KFP_REQUIRE_AX=1 $(VENV)-torch/bin/python -m pytest -n 0 -m ax tests/hpo/ax $(ARGS)
 
 test-oldest: $(VENV)/.ready ## run what commands carry into images with the oldest Python there, 3.8
 	$(bin)/python -m pytest -m oldest $(or $(ARGS),tests/contract/carried tests/common)

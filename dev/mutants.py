@@ -41,7 +41,7 @@ COUNT, SEED = 300, 31
 #: Seconds for one test, and for a run of tests besides five times what its files are known to take.
 ONE_TEST, MORE = 120, 300
 #: What needs an engine, a browser, a cluster or gigabytes does not run here.
-MARKS = "not docker and not browser and not cluster and not torch and not ax and not slow"
+MARKS = "not docker and not browser and not cluster and not torch and not ax"
 
 
 class Kept(NamedTuple):

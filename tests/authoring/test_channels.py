@@ -78,9 +78,9 @@ def test_an_image_is_one_channel(image: str) -> None:
         compile_pipeline(pipeline)
 
 
-def declared_types(pipeline: Callable[..., Any], component: str = "comp-use") -> dict[str, str]:
+def declared_types(pipeline: Callable[..., Any]) -> dict[str, str]:
     spec, _ = load(compile_pipeline(pipeline))
-    definitions = spec["components"][component]["inputDefinitions"]["parameters"]
+    definitions = spec["components"]["comp-use"]["inputDefinitions"]["parameters"]
     return {name: definition["parameterType"] for name, definition in definitions.items()}
 
 

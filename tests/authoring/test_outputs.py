@@ -20,9 +20,9 @@ def stage(**options: Any) -> str:
     return compile_stage(make_app("train"), **options)
 
 
-def definitions(compiled: str, component: str = "comp-train") -> dict[str, Any]:
+def definitions(compiled: str) -> dict[str, Any]:
     spec, _ = load(compiled)
-    return spec["components"][component]["outputDefinitions"]
+    return spec["components"]["comp-train"]["outputDefinitions"]
 
 
 def test_outputs_by_the_name_that_is_recorded() -> None:

@@ -35,13 +35,12 @@ def large_pipeline(name: str, stages: int, chains: int = 0) -> dict[str, Any]:
 class MadeRun(Run):
     """A run of a pipeline without groups, whose stages begin and end in their order when the test says so."""
 
-    def advance(self, *, started: int = 0, ended: int = 0, failed: bool = False) -> None:
+    def advance(self, *, started: int = 0, ended: int = 0) -> None:
         """Let stages go on until so many have started, and so many of these have ended.
 
         Args:
             started: how many stages have started; all that have ended have started as well.
             ended: how many stages have ended.
-            failed: whether those that end now fail.
         """
         with self._lock:
             if not self.events:
@@ -50,8 +49,7 @@ class MadeRun(Run):
             for name in names[sum(bool(each.attempts) for each in tasks.values()) : max(started, ended)]:
                 self.events += [StageWaiting(name, name), StageStarted(name, self._pod(name), 1, name)]
             for name in names[sum(each.finished is not None for each in tasks.values()) : ended]:
-                state, reason = (State.FAILED, "ended with exit code 1") if failed else (State.SUCCEEDED, "")
-                self._end(name, state, reason)
+                self._end(name, State.SUCCEEDED)
 
     def finish(self, *, failed: bool = False) -> None:
         """Let all stages succeed, if they have not ended, and the run end."""

@@ -78,8 +78,8 @@ class Api:
     def post(self, path: str, body: Object, **query: Any) -> Any:
         return self.send("POST", path, body, **query)
 
-    def patch(self, path: str, body: Object, type: str = MERGE_PATCH, /, **query: Any) -> Any:
-        return self.send("PATCH", path, body, type, **query)
+    def patch(self, path: str, body: Object, **query: Any) -> Any:
+        return self.send("PATCH", path, body, MERGE_PATCH, **query)
 
     def delete(self, path: str, body: Object | None = None, **query: Any) -> Any:
         return self.send("DELETE", path, body, **query)

@@ -34,8 +34,6 @@ class Kubelet:
         namespace: Its pods run here.
         folder: For hosts files and volumes.
         working_folder: Where containers start that have no ``workingDir``.
-        environ: Variables that the images have, such as ``PYTHONPATH``.
-        longest_grace: Seconds; longer grace periods are cut to this.
     """
 
     def __init__(
@@ -43,14 +41,13 @@ class Kubelet:
         namespace: Namespace,
         folder: Path,
         working_folder: Path,
-        environ: Mapping[str, str] | None = None,
-        longest_grace: float = 2.0,
     ) -> None:
         self.namespace = namespace
         self.api = namespace.api
         self.folder = folder
         self.working_folder = working_folder
-        self.longest_grace = longest_grace
+        #: Seconds; longer grace periods are cut to this.
+        self.longest_grace = 2.0
         self.errors: list[BaseException] = []
         self.names = Names(namespace.name)
         parts = urlsplit(namespace.cluster.url)
@@ -58,7 +55,6 @@ class Kubelet:
             "PATH": path_of_programs(),
             "KUBERNETES_SERVICE_HOST": str(parts.hostname),
             "KUBERNETES_SERVICE_PORT": str(parts.port),
-            **(environ or {}),
         }
         folder.mkdir(parents=True, exist_ok=True)
         # Names are looked up nowhere else.

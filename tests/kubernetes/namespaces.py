@@ -76,19 +76,19 @@ def new_namespace(cluster: ControlPlane, name: str = "") -> Namespace:
     return namespace
 
 
-def bind(namespace: Namespace, role: str, account: str = PIPELINE_RUNNER) -> None:
-    """Give a service account the rights of a Role; return when the API server knows."""
+def bind(namespace: Namespace, role: str) -> None:
+    """Give the service account of pipelines the rights of a Role; return when the API server knows."""
     namespace.create(
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "RoleBinding",
-            "metadata": {"name": f"{account}-{role}"},
+            "metadata": {"name": f"{PIPELINE_RUNNER}-{role}"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
-            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace.name}],
+            "subjects": [{"kind": "ServiceAccount", "name": PIPELINE_RUNNER, "namespace": namespace.name}],
         }
     )
     rules = namespace.api.get(namespace.path("rbac.authorization.k8s.io/v1/roles", role))["rules"]
-    while not _may(namespace, account, rules[-1]):
+    while not _may(namespace, PIPELINE_RUNNER, rules[-1]):
         time.sleep(0.02)
 
 

@@ -3,7 +3,6 @@
 # Annotations are not postponed: kfp reads them as types.
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -247,13 +246,6 @@ def other_files(folder: Path) -> None:
         (folder / name).write_text("")
     (folder / "notes.txt").write_text("a: b\n")
     record(folder / "some", {"run-1/train/1": {"loss": 0.1}})
-
-
-def runs_of_the_same_second(folder: Path) -> None:
-    for number in range(2):
-        key = f"one-20260101-12000{number}/train/1"
-        record(folder / "base", {key: {"loss": 1}})
-        os.utime(folder / "base" / key, (1, 1))
 
 
 def a_run_here(folder: Path) -> None:

@@ -64,14 +64,13 @@ class Target:
     arguments: tuple[str, ...]
 
 
-def target_argument(metavar: str) -> Decorator:
-    """Add the argument ``target``, a ``Target``."""
-    return gathered(
-        "target",
-        Target,
-        click.argument("word", metavar=metavar),
-        click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED),
-    )
+#: The argument ``target``, a ``Target``.
+target_argument = gathered(
+    "target",
+    Target,
+    click.argument("word", metavar="FILE[:NAME]|YAML|COMPONENT"),
+    click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED),
+)
 
 
 output_dir_option: Decorator = click.option(

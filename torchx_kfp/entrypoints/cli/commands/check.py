@@ -11,7 +11,7 @@ from torchx_kfp.entrypoints.cli.flags import Target, parameter_option, target_ar
 
 
 @click.command("check")
-@target_argument("FILE[:NAME]|YAML|COMPONENT")
+@target_argument
 @parameter_option
 @click.option("--strict", is_flag=True, help="Exit with 2 if there is any finding.")
 @click.pass_context

@@ -13,7 +13,7 @@ from torchx_kfp.execution.host.settings import Submission, read_settings
 
 
 @click.command("compile")
-@target_argument("FILE[:NAME]|YAML|COMPONENT")
+@target_argument
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
 @input_options("URL", starts=False)
 @file_options

@@ -30,7 +30,7 @@ from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
 
 
 @click.command("run")
-@target_argument("FILE[:NAME]|YAML|COMPONENT")
+@target_argument
 @input_options("DIR|URL")
 @click.option(
     "--name",

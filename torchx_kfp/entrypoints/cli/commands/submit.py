@@ -33,7 +33,7 @@ _EXAMPLES = "s3://bucket/results, or another URL that the pods can write to"
 
 
 @click.command("submit")
-@target_argument("FILE[:NAME]|YAML|COMPONENT")
+@target_argument
 @input_options("URL")
 @submission_options
 @click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")

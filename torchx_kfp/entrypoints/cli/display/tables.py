@@ -49,7 +49,6 @@ def print_rows(
     *,
     as_json: bool = False,
     above: str = "",
-    below: str = "",
     dim: Callable[[Mapping[str, Any]], bool] = lambda row: False,
 ) -> None:
     """Print rows as JSON, or as a table without the columns that are empty; print no table without rows.
@@ -62,7 +61,6 @@ def print_rows(
         columns: what a table shows.
         as_json: whether to print the rows themselves.
         above: a line before the table.
-        below: a line after it.
         dim: tells whether a row is dimmed.
     """
     if as_json:
@@ -71,7 +69,7 @@ def print_rows(
     filled = [column for column in columns if any(map(column.text, rows))]
     if filled:
         shown = [([column.text(row) for column in filled], "dim" if dim(row) else "") for row in rows]
-        print_text("\n".join(filter(None, [above, rendered(_fitted(filled, shown)), below])))
+        print_text("\n".join(filter(None, [above, rendered(_fitted(filled, shown))])))
 
 
 def print_facts(facts: Iterable[tuple[str, str, str]], above: str) -> None:
