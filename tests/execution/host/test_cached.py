@@ -3,6 +3,7 @@
 # Annotations are not postponed: kfp reads them as types.
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from tests.cases.apps import python
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.pipeline.walk import without_indices
+from torchx_kfp.execution.host.cached import cached_run_ids
+from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
 from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp.execution.runs.record import cached_by_kfp
 from torchx_kfp.execution.runs.watch import messages
 from torchx_kfp.host import Host, HostRun
-from torchx_kfp.local import Event, RunFinished, RunResult, StageFinished, State, Watch, load_pipeline
+from torchx_kfp.local import Event, RunFinished, RunResult, StageFinished, StageResult, State, Watch, load_pipeline
 
 RECORD = """
 import sys
@@ -168,3 +170,31 @@ def test_stages_that_run_afresh(host: Host, tmp_path: Path) -> None:
     }
     with pytest.raises(ArgumentError, match=says("'outer'", "'dep'", "Did you mean 'deep'?", "branch-2")):
         prepare(load_pipeline(outer), arguments, fresh=["dep"])
+
+
+@dsl.pipeline(name="long")
+def long(tracker_base: str):
+    stages = Stages(tracker_base=tracker_base)
+    with dsl.ParallelFor(["x", "y"]) as item:
+        trial = stages.task(python("trial", RECORD, f"{item}"))
+        score = stages.task(python("score", RECORD, f"{item}"), reads={"of": trial})
+    stages.task(python("best", RECORD), reads={"scores": dsl.Collected(score.outputs["run_id"])})
+
+
+def test_the_time_for_a_loop_of_cached_stages_grows_with_its_length() -> None:
+    """Each poll of a run looks for run ids."""
+    places = list(walk(load_pipeline(long), arguments={"tracker_base": "/results"}))
+    [reads] = [place.task.inputs for place in places if place.name == "best"]
+
+    def seconds(length: int) -> float:
+        names = [f"{name}[{number}]" for name in ("trial", "score") for number in range(length)]
+        ends = {name: StageResult(name, without_indices(name), State.CACHED) for name in names}
+        scores = [f"old/score/pod-{number}" for number in range(length)]
+        recorded = {score: {"of": [score.replace("score", "trial")]} for score in scores}
+        began = time.process_time()
+        found = cached_run_ids(places, ends, {"best": dict.fromkeys(reads, scores)}, lambda by_base: recorded)
+        took = time.process_time() - began
+        assert found == {name: f"old/{without_indices(name)}/pod-{indices_of(name)[0]}" for name in names}
+        return took
+
+    assert seconds(1200) < 16 * seconds(150), "it is 8 times as long"

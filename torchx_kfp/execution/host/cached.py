@@ -79,11 +79,12 @@ class _Reads:
     def __init__(self, places: Collection[ScopedTask], ends: Mapping[str, StageResult]) -> None:
         self._by_path = {place.path: place for place in places}
         self._stages = {place.name: place for place in places if place.is_stage}
-        #: The ends of a stage's executions that others could read, by its name without indices.
-        self._executions: dict[str, list[str]] = {}
-        for name, end in ends.items():
-            if end.state.is_success:
-                self._executions.setdefault(without_indices(name), []).append(name)
+        #: A stage's executions that others could read, by its name without indices, and their first indices.
+        self._executions: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+        for name in sorted((name for name, end in ends.items() if end.state.is_success), key=indices_of):
+            indices = indices_of(name)
+            for length in range(len(indices) + 1):
+                self._executions.setdefault((without_indices(name), indices[:length]), []).append(name)
         #: The tracked stages, by the names of their executions.
         self.tracked = {
             name: place
@@ -118,10 +119,9 @@ class _Reads:
             producer = self._by_path[f"{around.path}/{source.task}" if around is not None else source.task]
             made = [*self._made_by(producer, source.output)] if isinstance(source, FromTask) else []
             common = indices[: producer.loops]
-            executions = (name for stage in made for name in self._executions.get(stage.name, ()))
-            names = sorted((name for name in executions if indices_of(name)[: len(common)] == common), key=indices_of)
+            names = [name for stage in made for name in self._executions.get((stage.name, common), ())]
             if any(stage.loops > producer.loops for stage in made):  # it is collected
-                return names
+                return sorted(names, key=indices_of)
             return names[0] if len(names) == 1 else UNKNOWN
 
         return resolve(place.task, place.component, scope, output).values
