@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -262,6 +264,65 @@ def test_processes_of_a_machine_lose_no_result_on_a_disk(tmp_path: Path) -> None
     started = [subprocess.Popen(each, env={**os.environ, **stages.environ(tmp_path)}) for each in command]
     assert [process.wait(60) for process in started] == [0, 0, 0, 0]
     assert len(stages.stage(tmp_path).results()) == 100
+
+
+def test_a_signal_handler_that_interrupts_a_put_loses_no_result(tmp_path: Path) -> None:
+    """It waited forever for the lock of the put that it had interrupted."""
+    code = """
+import signal
+from torchx_kfp.tracking import current_run
+run = current_run()
+handled = []
+signal.signal(signal.SIGALRM, lambda *_: run.put({f"handler-{len(handled)}": handled.append(1) or 1}))
+for number in range(100):
+    signal.setitimer(signal.ITIMER_REAL, 0.0001 + number % 10 / 10_000)
+    run.put({f"m{number}": number})
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(len(handled), len(run.results()))
+"""
+    env = {**os.environ, **stages.environ(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30)
+    handled, recorded = map(int, done.stdout.split())
+    assert handled > 0
+    assert recorded == 100 + handled
+
+
+def test_a_process_that_is_forked_during_a_put_holds_no_lock(tmp_path: Path) -> None:
+    """As workers of a data loader are: the next put waited until they had ended."""
+    store = FsspecResultTracker(tmp_path).store
+    with store.locked("p1/train/e1"):
+        pid = os.fork()
+        if not pid:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(stage(tmp_path, "p1/train/e1").put, loss=0.5).result(10)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_process_that_is_forked_while_a_thread_records_can_record(tmp_path: Path) -> None:
+    """It waited forever for a lock that a thread of the other process had."""
+    code = """
+import os, signal, threading
+from torchx_kfp.tracking import current_run
+from torchx_kfp.tracking.store import new_entry_name
+run = current_run()
+def names():
+    while True:
+        new_entry_name()
+threading.Thread(target=names, daemon=True).start()
+for _ in range(20):
+    if not (pid := os.fork()):
+        signal.alarm(10)
+        run.add_metadata(pid=os.getpid())
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    env = {**os.environ, **stages.environ(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=30)
 
 
 @pytest.mark.parametrize("metadata", [{"labels": {0: "cat", "0": "dog"}}, {3: 1}, {"a": [{True: 1}]}])

@@ -323,6 +323,32 @@ os.kill(os.getpid(), signal.SIGTERM)
         assert child.returncode == 7
         assert values(FsspecResultTracker(tmp_path).history(RUN), "loss") == [(1, 0.5), (2, 0.25)]
 
+    @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.s3)])
+    def test_a_handler_that_interrupts_a_write(
+        self, where: str, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        """Its second call wrote, and the write that it had interrupted replaced that by what was older."""
+        base = str(tmp_path) if where == "local" else request.getfixturevalue("s3_base")
+        code = """
+import signal
+logged = []
+def log(*_):
+    run.log(len(logged), late=logged.append(1) or 1)
+    run.flush()
+    run.flush()
+signal.signal(signal.SIGALRM, log)
+for step in range(30):
+    run.log(step, loss=step)
+    signal.setitimer(signal.ITIMER_REAL, 0.0001 + step % 10 / 2000)
+    run.flush()
+signal.setitimer(signal.ITIMER_REAL, 0)
+run.flush()
+print(len(logged), run.history()["late"].count, run.history()["loss"].count)
+"""
+        printed = start(code, base).communicate(timeout=60)[0].split()
+        assert int(printed[0]) > 0
+        assert printed == [printed[0], printed[0], "30"]
+
     @pytest.mark.parametrize("how", ["fork", "spawn", "os.fork"])
     @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.s3)])
     def test_processes_of_a_process(self, how: str, where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -511,4 +511,6 @@ def _locked(folder: str | os.PathLike[str]) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        with contextlib.suppress(OSError):  # a process that was forked meanwhile has the descriptor, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -91,6 +91,8 @@ class DiskStore(Store):
             yield
         finally:
             if descriptor is not None:
+                with contextlib.suppress(OSError):  # a process that was forked meanwhile has the descriptor, too
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
     def _folder_mode(self) -> int | None:

@@ -115,9 +115,10 @@ class StepLog:
         if self._waiting or self._unsaved:
             if not self._lock.acquire(timeout=timeout):
                 return False
+            if self._is_writing:  # this is a signal handler, which has interrupted the write
+                self._lock.release()
+                return False
             try:
-                if self._is_writing:  # this is a signal handler, which has interrupted the write
-                    return False
                 self._is_writing = True
                 new = self._write()
             finally:

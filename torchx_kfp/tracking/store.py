@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import re
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,8 +37,6 @@ Key = int | str | uuid.UUID
 #: TorchX's own runner sets TORCHX_JOB_ID to an app handle, ``local_cwd://session/app``, which has an empty name.
 _APP_HANDLE = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*://")
 
-
-_lock = threading.Lock()
 _last = 0
 
 
@@ -84,11 +81,14 @@ def is_key(text: str) -> bool:
 
 
 def new_entry_name() -> str:
-    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back."""
+    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back.
+
+    There is no lock: a signal handler or a forked process could wait for it forever. What threads record at the same
+    time has no order.
+    """
     global _last
-    with _lock:
-        _last = max(time.time_ns(), _last + 1)
-        return f"{_last:019}-{os.urandom(4).hex()}"
+    _last = number = max(time.time_ns(), _last + 1)
+    return f"{number:019}-{os.urandom(4).hex()}"
 
 
 def run_id_parts(key: str) -> tuple[str, str, str] | None:

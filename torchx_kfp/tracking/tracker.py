@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import os
 import re
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-#: Held while the results of a key are updated: by process, tracker base and key.
-_locks: dict[tuple[int, str, str], threading.RLock] = {}
+#: Held while the results of a key are updated, and the updates that have begun: by process, tracker base and key.
+_updates: dict[tuple[int, str, str], tuple[threading.RLock, list[Mapping[str, Result]]]] = {}
 #: The extra of this package that supports a protocol.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 #: ``s3:/bucket``: a typo that fsspec takes for a relative directory.
@@ -132,13 +133,26 @@ class FsspecResultTracker(ResultTracker):
         text = key_text(key)
         new = check_results(text, results)
         # A forked process must not wait for a thread that it does not have.
-        with _locks.setdefault((os.getpid(), self.tracker_base, text), threading.RLock()), self._store.locked(text):
+        lock, begun = _updates.setdefault((os.getpid(), self.tracker_base, text), (threading.RLock(), []))
+        with lock:
+            # A signal handler that interrupts an update has the locks. It writes both, and so does the update then.
+            interrupts = bool(begun)
+            begun.append(new)
             try:
-                old = self.get(text)
-            except CorruptResultError as error:
-                _logger.warning("These results are replaced: %s", error)
-                old = {}
-            self._store.write(text, encode_results({**old, **new}))
+                with contextlib.nullcontext() if interrupts else self._store.locked(text):
+                    try:
+                        old = self.get(text)
+                    except CorruptResultError as error:
+                        _logger.warning("These results are replaced: %s", error)
+                        old = {}
+                    count = 0
+                    while count < len(begun):
+                        count = len(begun)
+                        merged = {name: value for its in (old, *begun) for name, value in its.items()}
+                        self._store.write(text, encode_results(merged))
+            finally:
+                if not interrupts:
+                    begun.clear()
 
     def get_many(self, keys: Iterable[Key]) -> Found[dict[str, Result]]:
         """Return the results of each key, in the order of the keys. Keys without results have ``{}``.
