@@ -20,7 +20,6 @@ from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, WORKSPACES, is_wor
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.execution.local.dag_run import TaskRun
-from torchx_kfp.execution.local.endpoints import own_endpoints
 from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.executor import (
     MADE,
@@ -45,7 +44,7 @@ from torchx_kfp.execution.local.transfer import (
     written_files,
 )
 from torchx_kfp.execution.pipeline.artifacts import Artifact
-from torchx_kfp.execution.pipeline.endpoints import S3_ENDPOINT
+from torchx_kfp.execution.pipeline.endpoints import S3_ENDPOINT, own_endpoints
 from torchx_kfp.execution.pipeline.inputs import inputs_of_stage, with_defaults
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command, resolve_pod_text
 from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, names_executor, parse_command

@@ -12,13 +12,13 @@ from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.errors import ArgumentError, MissingCredentialsError, TrackerError
 from torchx_kfp.execution.local import kubernetes
-from torchx_kfp.execution.local.endpoints import described, own_endpoints
 from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.given_keys import GivenKeys, missing_variables
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.model import checks as backend
 from torchx_kfp.execution.model.findings import REFUSED_HERE, Finding, Kind, merge, refuse
 from torchx_kfp.execution.pipeline.conditions import is_field_selector
+from torchx_kfp.execution.pipeline.endpoints import described, own_endpoints
 from torchx_kfp.execution.pipeline.load import reading
 from torchx_kfp.execution.pipeline.placeholders import with_names
 from torchx_kfp.execution.pipeline.pod_settings import FILES, VARIABLES, entries

@@ -28,7 +28,6 @@ from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
 from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
-from torchx_kfp.execution.local.endpoints import described
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, missing_variables, verify_given
@@ -37,6 +36,7 @@ from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.local.preflight import stage_not_applied
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context
+from torchx_kfp.execution.pipeline.endpoints import described
 from torchx_kfp.execution.pipeline.placeholders import WORKSPACE
 from torchx_kfp.execution.pipeline.walk import PodNames, StageNames, make_run_name
 from torchx_kfp.execution.runs import OUTPUT_DIR
