@@ -39,13 +39,6 @@ def true(word: str = ""):
     return dsl.ContainerSpec(image="busybox", command=["true", word])
 
 
-@dsl.container_component
-def stage(text: str, folder: str, name: str, out: dsl.OutputPath(str)):
-    """Fails while a file of its name exists."""
-    script = 'test ! -e "$1/fail-$2" && printf %s "$2" > "$0"'
-    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, out, folder, name, text])
-
-
 @dsl.pipeline
 def eight_naps():
     for _ in range(8):
@@ -80,13 +73,6 @@ def one():
 def loop():
     with dsl.ParallelFor([str(number) for number in range(1000)]) as word:
         true(word=word)
-
-
-@dsl.pipeline
-def many(folder: str):
-    before = ""
-    for number in range(1000):
-        before = stage(text=before, folder=folder, name=str(number)).output
 
 
 def ours(pipeline: Any, **options: Any) -> tuple[RunResult, float]:
@@ -143,10 +129,8 @@ def from_the_cache() -> None:
         return timed(lambda: subprocess.run(words, check=True, cwd=REPOSITORY, capture_output=True))
 
     with tempfile.TemporaryDirectory() as folder:
-        compiled, where = (
-            f"{folder}/digits.yaml",
-            ["--tracker-base", f"{folder}/base", "--output-dir", f"{folder}/runs"],
-        )
+        compiled = f"{folder}/digits.yaml"
+        where = ["--tracker-base", f"{folder}/base", "--output-dir", f"{folder}/runs"]
         command(PROGRAM, "compile", "pipelines/digits.py", "-o", compiled)
         command(PROGRAM, "run", compiled, *where)
         kfp = [sys.executable, "-W", "ignore", "-c", "import kfp"]
