@@ -197,7 +197,7 @@ def names_its_place(result: Any) -> None:
     assert model.location == "s3://models/7"
     assert model.uri.startswith(f"{result.folder}/{result['train'].pod_name}/")
     assert result["train"].artifacts["metrics"].metadata == {"loss": "1e-07"}
-    assert result["train"].artifacts["metrics"].facts == {"loss": 1e-7}
+    assert result["train"].artifacts["metrics"].numeric_metadata == {"loss": 1e-7}
 
 
 @case(
