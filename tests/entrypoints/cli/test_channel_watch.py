@@ -13,6 +13,7 @@ pytestmark = pytest.mark.versions
 
 KINDS = (pipeline_channel.PipelineChannel, pipeline_channel.ConditionOperation)
 HEAD = """
+import os
 from kfp import dsl
 from torchx.components import utils, dist
 from torchx_kfp import Stages
@@ -46,8 +47,14 @@ def p(text: str = "a", n: int = 2, debug: bool = False, xs: list = []):
     with dsl.ParallelFor([{"lr": 0.1}]) as item:
         look(n=item.lr if item.lr > 0.5 else 1)  # the item of a loop
         assert item.lr in {item.lr}
+    with dsl.ParallelFor(["a"]) as item:
+        look(n=1.0 if item else 2.0)  # the item of a loop
+        os.chdir("/")
     with dsl.If(n > 2):
-        look()
+        some = look()
+    with dsl.Else():
+        other = look()
+    chosen = dsl.OneOf(some.output, other.output) or text  # what dsl.OneOf returns
     assert n in [n, out] and {n: 1, debug: 2}[n] == 1 and n is not None
 """
 
@@ -82,7 +89,7 @@ def test_no_command_refuses_what_kfp_compiles(words: list[str], call: Call, tmp_
     done = call(*words, str(tmp_path / "p.py"))
     assert done.returncode == 0, done.stderr
     said = [line for line in (done.stdout + done.stderr).splitlines() if "always true: " in line]
-    assert [line.partition(" tests")[0][-13:] for line in said] == ["p.py, line 12", "p.py, line 13"]
+    assert [line.partition(" tests")[0][-13:] for line in said] == ["p.py, line 13", "p.py, line 14"]
     assert not any("__bool__" in vars(kind) for kind in KINDS)
 
 
@@ -90,7 +97,7 @@ def test_a_component_of_torchx_is_the_line_that_calls_it(call: Call, tmp_path: P
     body = '    Stages().task(dist.ddp(script="t.py", image="i", debug=debug))\n'
     (tmp_path / "p.py").write_text(f"{HEAD}\n@dsl.pipeline(name='p')\ndef p(debug: bool = False):\n{body}")
     done = call("check", str(tmp_path / "p.py"))
-    assert "p.py, line 12 tests the pipeline parameter 'debug' in Python" in done.stdout
+    assert "p.py, line 13 tests the pipeline parameter 'debug' in Python" in done.stdout
 
 
 def test_conditions_of_packages_are_not_the_users(call: Call, tmp_path: Path) -> None:

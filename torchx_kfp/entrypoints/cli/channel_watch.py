@@ -15,9 +15,6 @@ from typing import Any
 
 from torchx_kfp.execution.model.findings import Finding, Kind
 
-#: A part of KFP's names of a loop's item.
-_ITEM = "loop-item"
-
 
 @contextlib.contextmanager
 def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]:
@@ -32,6 +29,7 @@ def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]
     from kfp.dsl import pipeline_channel
 
     found: dict[tuple[str, int], Finding] = {}
+    start = os.getcwd()  # the file may change it
 
     def truth(self: Any) -> bool:
         frame: FrameType | None = sys._getframe(1)
@@ -41,7 +39,7 @@ def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]
             return True
         file, line = frame.f_code.co_filename, frame.f_lineno
         if is_users(file) and not _is_itself(self):
-            place = f"{os.path.relpath(file)}, line {line}"
+            place = f"{os.path.relpath(file, start)}, line {line}"
             found.setdefault((file, line), Finding(Kind.ALWAYS_TRUE, place, _explain(self)))
         return True
 
@@ -59,10 +57,16 @@ def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]
 
 
 def _explain(condition: Any) -> str:
-    left = getattr(condition, "left_operand", condition)
-    channel = left if hasattr(left, "channel_type") else condition.right_operand
-    if _ITEM in channel.name:
-        what = "the item of a loop"
+    from kfp.dsl import for_loop, pipeline_channel
+
+    channel = condition
+    if isinstance(condition, pipeline_channel.ConditionOperation):
+        is_left = isinstance(condition.left_operand, pipeline_channel.PipelineChannel)
+        channel = condition.left_operand if is_left else condition.right_operand
+    if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
+        what = "the item of a loop"  # whose attributes may be fields of its dict
+    elif isinstance(channel, pipeline_channel.OneOfMixin):
+        what = "what dsl.OneOf returns"
     elif channel.task_name:
         what = f"the output {channel.name!r} of {channel.task_name!r}"
     else:
@@ -76,10 +80,9 @@ def _explain(condition: Any) -> str:
 
 def _is_itself(condition: Any) -> bool:
     """Tell whether a channel is compared with itself: lists and dicts look for channels in this way."""
-    left, right = (getattr(condition, f"{side}_operand", None) for side in ("left", "right"))
-    return (
-        getattr(condition, "operator", "") == "=="
-        and hasattr(left, "channel_type")
-        and type(left) is type(right)
-        and str(left) == str(right)
-    )
+    from kfp.dsl import pipeline_channel
+
+    if not isinstance(condition, pipeline_channel.ConditionOperation) or condition.operator != "==":
+        return False
+    left, right = condition.left_operand, condition.right_operand
+    return isinstance(left, pipeline_channel.PipelineChannel) and type(left) is type(right) and str(left) == str(right)
