@@ -15,6 +15,7 @@ from kfp import dsl
 from torchx import specs
 
 from tests.authoring.apps import HOSTILE, PLAIN, compile_pipeline
+from tests.facts import says
 from tests.refusals import check_refusal, refused
 from torchx_kfp import Stages, local
 from torchx_kfp.errors import AppDefError
@@ -51,6 +52,10 @@ def judge(loss: float, limit: float = 0.1) -> bool:
 
 def best(fit, loss, *, suffix: str):
     return {"best": min(loss), "models": [each["model-uri"] for each in fit], "text": suffix}
+
+
+def halve(los: float = 1.0):
+    return los / 2
 
 
 def show(text: str = "", texts: list[str] = [], settings: dict[str, object] = {}):
@@ -278,3 +283,25 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
 )
 def test_a_refusal_shows_the_value_and_the_way_out(error: Any, call: Any, facts: Any) -> None:
     check_refusal(error, call, facts)
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_a_parameter_named_nearly_as_a_result_that_is_read_is_refused(collected: bool) -> None:
+    """It would get its default in silence."""
+    functions: Any = importlib.import_module("functions_here")
+
+    def reading(**arguments: float) -> str:
+        def pipeline(tracker_base: str) -> None:
+            stages = Stages(tracker_base=tracker_base)
+            with dsl.ParallelFor([0.1]) as rate:
+                fitted: Any = stages.python(functions.fit, image="i", rate=rate)
+            if not collected:
+                fitted = stages.python(functions.fit, image="i", name="last", rate=0.5)
+            reads = {"fitted": dsl.Collected(fitted.outputs["run_id"]) if collected else fitted}
+            stages.python(functions.halve, image="i", reads=reads, **arguments)
+
+        return compile_pipeline(pipeline)
+
+    with pytest.raises(AppDefError, match=says("'los'", "'loss'", "stages.python(halve, los=1.0)")):
+        reading()
+    assert "los=1.0" in reading(los=1.0)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.facts import says
 from tests.tracking.stages import Parents, environ, stage
+from torchx_kfp.tracking.records import read_record
 
 MODULE = """
 import collections
@@ -79,6 +80,9 @@ def decides(judge: bool):
 def judges(judge: dict):
     return {"decided": judge["judge"]}
 
+def sized(judge: dict):
+    return sum(judge["sizes"]) + judge["judge"]
+
 def whole(loss: int):
     return loss
 
@@ -145,8 +149,33 @@ def test_what_a_function_is_called_with_and_what_is_recorded(
 ) -> None:
     record(tmp_path)
     done = call(tmp_path, "-m", "functions", *words, parents=parents)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "() gets " not in line]) == (0, [])
     assert stage(tmp_path / "base", "p1/call/e1").results() == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "parents", "arguments"),
+    [
+        (["rated"], TRAIN, {"rate": "0.1, from train"}),
+        (["rated"], {}, {"rate": "7, the default"}),
+        (["rated", "rate=3"], TRAIN, {"rate": "3.0, passed"}),
+        (["counted"], {"prepare": "p1/prepare/e1"}, {"names": "['a', 'b'], from prepare", "rows": "1, the default"}),
+    ],
+)
+def test_the_log_and_the_tracker_say_where_arguments_are_from(
+    tmp_path: Path, words: list[str], parents: Parents, arguments: dict[str, str]
+) -> None:
+    record(tmp_path)
+    done = call(tmp_path, "-m", "functions", *words, parents=parents)
+    assert all(f"{name}={how}" in done.stderr for name, how in arguments.items() if "passed" not in how)
+    assert read_record(stage(tmp_path / "base", "p1/call/e1")._tracker.store, "p1/call/e1").arguments == arguments
+
+
+def test_a_dict_has_all_that_a_stage_returned(tmp_path: Path) -> None:
+    stage(tmp_path / "base", "p1/judge/e1").put(judge=0.5)
+    stage(tmp_path / "base", "p1/judge/e1").add_metadata(sizes=[1, 2])
+    assert call(tmp_path, "-m", "functions", "sized", parents={"judge": "p1/judge/e1"}).returncode == 0
+    assert stage(tmp_path / "base", "p1/call/e1").results() == {"sized": 3.5}
 
 
 def test_lists_are_metadata(tmp_path: Path) -> None:
@@ -200,7 +229,7 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
         (["-m", "functions", "add"], {"trian": "p1/train/e1"}, ["needs 'left'", "trian has recorded loss, rate"]),
         (["-m", "functions", "only"], {"a": "p1/train/e1", "b": "p1/trial/e0"}, ["several stages recorded: a, b"]),
         (["-m", "functions", "one"], TRIALS, ["loss of one() is float", "a fan-in: a list of 2", "with list"]),
-        (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["p1/prepare/e1"]),
+        (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["needs 'loss'", "train has recorded names"]),
         (["-m", "functions", "whole"], TRAIN, ["loss of whole() is int", "0.5", "type float", "Record int there"]),
         (["-m", "functions", "text"], TRAIN, ["loss of text() is str", "0.5", "type float", "Record str there"]),
         (["-m", "functions", "decides"], {"judge": "p1/train/e1"}, ["needs 'judge'", "judge has recorded loss, rate"]),

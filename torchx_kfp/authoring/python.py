@@ -15,8 +15,9 @@ from kfp.dsl.base_component import BaseComponent
 from torchx import specs
 
 from torchx_kfp.authoring.channels import contains_channel, parse
+from torchx_kfp.authoring.reads import results_read
 from torchx_kfp.authoring.references import PYTHON_TYPES, Channel, Reference
-from torchx_kfp.common.text import did_you_mean, shown
+from torchx_kfp.common.text import did_you_mean, most_similar, shown
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import call
 
@@ -32,7 +33,7 @@ def function_app(
     image: str | Channel,
     env: Mapping[str, str | Channel] | None,
     resource: specs.Resource | None,
-    reads: bool,
+    reads: object,
 ) -> specs.AppDef:
     """Return the AppDef that calls the function.
 
@@ -43,7 +44,7 @@ def function_app(
         image: the image.
         env: the variables of its process.
         resource: what its pod asks for.
-        reads: whether the stage reads others, whose results can be arguments.
+        reads: the stages that it reads, whose results can be arguments; None if there are none.
     """
     if not callable(function) or isinstance(function, BaseComponent):
         kind = type(function)
@@ -62,11 +63,20 @@ def function_app(
     missing = [
         each for each, (it, _) in parameters.items() if each not in arguments and it.default is inspect.Parameter.empty
     ]
-    if missing and not reads:
+    if missing and reads is None:
         raise AppDefError(
             f"{name}() needs {missing[0]!r}. Pass it, stages.python({name}, {missing[0]}=...), or read a stage that "
             "records a result of this name, reads=task."
         )
+    known = results_read(reads)
+    for each, (it, _) in parameters.items():
+        unread = [result for result in known if result not in parameters]
+        if each not in (*arguments, *known, *missing) and (near := most_similar(each, unread)) is not None:
+            raise AppDefError(
+                f"{name}() has the parameter {each!r}, and a stage that it reads has the result {near!r}. If the "
+                f"parameter gets the result, give it that name. If not, pass it: stages.python({name}, "
+                f"{each}={it.default!r})."
+            )
     words = [f"{each}={_text(name, value, *parameters[each])}" for each, value in arguments.items()]
     args = ["-m", call.__name__, "-m", module, name, *words]
     variables = {key: _exact(value) for key, value in (env or {}).items()}

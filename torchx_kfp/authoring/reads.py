@@ -17,6 +17,7 @@ from torchx_kfp.authoring.channels import (
 from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.references import Channel, PipelineTask, Reference, Text, check_word
 from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.contract.command import METRICS
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten
 from torchx_kfp.errors import AppDefError, TrackerError, UnknownNameError
 from torchx_kfp.tracking.tracker import check_tracker_base
@@ -59,6 +60,16 @@ def outputs_of(what: object) -> StageOutputs | None:
     """Return the outputs of a stage's task; None for anything else."""
     outputs = what.outputs if isinstance(what, dsl.PipelineTask) else None
     return outputs if isinstance(outputs, StageOutputs) else None
+
+
+def results_read(reads: object) -> list[str]:
+    """Return the results of the stages in ``reads`` that are known when the pipeline is made: their outputs."""
+    if isinstance(reads, Mapping):
+        return results_read(list(reads.values()))
+    if isinstance(reads, list | tuple):
+        return [name for each in reads for name in results_read(each)]
+    stage = outputs_of(reads.output.task if isinstance(reads, dsl.Collected) else reads)
+    return [name for name in stage or () if name not in (RUN_ID, METRICS)]
 
 
 #: What an alias stands for: a run id as text, a reference to one or to a list of them, or several of these.

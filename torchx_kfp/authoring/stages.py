@@ -125,7 +125,7 @@ class Stages(StageOptions):
         The application is ``python -m torchx_kfp.tracking.call -m train fit rate=0.1``: it imports the module, from the
         workspace or the image, which has torchx-kfp. Parameters are annotated with str, int, float, bool, list or dict.
         One that is not passed gets the result with its name of a stage that this one reads, or, if it has the name of
-        such a stage and is annotated with dict or not at all, all its results, or else its default: see
+        such a stage and is annotated with dict or not at all, all that it returned, or else its default: see
         ``torchx_kfp.tracking.call``. What the function returns is recorded: a mapping as results by name, anything else
         as the result with the function's name. An annotation ``-> float``, or the fields of a ``TypedDict``, declare
         these results as outputs.
@@ -146,8 +146,7 @@ class Stages(StageOptions):
         known = [*(option.name for option in fields(StageOptions)), "image", "env", "resource"]
         own = {name: value for name, value in options_and_arguments.items() if name in known}
         arguments = {name: value for name, value in options_and_arguments.items() if name not in known}
-        reads = own.get("reads") is not None
-        app = function_app(function, arguments, known, image=image, env=env, resource=resource, reads=reads)
+        app = function_app(function, arguments, known, image=image, env=env, resource=resource, reads=own.get("reads"))
         declared = returned_results(function)
         if declared and own.get("tracker_base", self.tracker_base) is not None:
             own = {"results": declared, **own}

@@ -7,11 +7,13 @@ AppDef that is written by hand can have it, too. The words give arguments as tex
 annotations of the function say what they are: str, int, float, bool, or list and dict as JSON. A parameter without a
 word gets what the stages recorded that this one reads, or else its default:
 
-- a parameter with the name of a stage (its alias), which is annotated with dict or not at all, gets all results of that
-  stage, a dict; for a fan-in, a list of them;
+- a parameter with the name of a stage (its alias), which is annotated with dict or not at all, gets all that the stage
+  returned, a dict; for a fan-in, a list of them;
 - any other one gets the result with its name of the one stage that recorded it; for a fan-in, the list of results.
   A list or dict is one that the stage recorded as metadata. A result has the type of the annotation; ints are floats as
   well, and 3.0 is an int.
+
+The log says which stage a value is from, or that it is the default, and the tracker keeps it.
 
 What the function returns is recorded: a mapping as results by name, and anything else as one result with the function's
 name; None records nothing. Lists and dicts are recorded as metadata. In a process that is not a tracked stage, it is
@@ -36,7 +38,7 @@ from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
 from torchx_kfp.errors import NotInStageError, NotRecordedError, ResultRefusedError
 from torchx_kfp.tracking.entries import encode_json, plain
 from torchx_kfp.tracking.results import check_results
-from torchx_kfp.tracking.run import FanIn, Run, current_run
+from torchx_kfp.tracking.run import FanIn, Run, current_run, record_arguments
 
 #: What arguments can be.
 KINDS = (str, int, float, bool, list, dict)
@@ -115,8 +117,10 @@ def parse(text: str, kind: type) -> Any:
     return value
 
 
-def arguments(function: Callable[..., Any], words: Sequence[str], run: Run | None) -> dict[str, Any]:
-    """Return the arguments for which words stand, and those that the run reads.
+def arguments(
+    function: Callable[..., Any], words: Sequence[str], run: Run | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments for which words stand, and those that the run reads, and how each parameter got its value.
 
     Args:
         function: the function.
@@ -140,8 +144,13 @@ def arguments(function: Callable[..., Any], words: Sequence[str], run: Run | Non
             raise CallError(
                 f"{name} of {function.__name__}() is {kind.__name__}, but got {shown(text)}: {error}"
             ) from None
+    given = {name: f"{shown(value)}, passed" for name, value in values.items()}
     read = _read(function.__name__, {name: it for name, it in parameters.items() if name not in values}, run)
-    return values | {name: _fit(function.__name__, name, value, parameters[name][1]) for name, value in read.items()}
+    for name, (value, stage) in read.items():
+        values[name] = _fit(function.__name__, name, value, parameters[name][1])
+        given[name] = f"{shown(values[name])}, from {stage}"
+    defaults = {name: it.default for name, (it, _) in parameters.items() if name not in values}
+    return values, given | {name: f"{shown(value)}, the default" for name, value in defaults.items()}
 
 
 def _fit(function: str, name: str, value: Any, kind: type | None) -> Any:
@@ -169,11 +178,11 @@ def _fit(function: str, name: str, value: Any, kind: type | None) -> Any:
 
 def _read(
     function: str, parameters: Mapping[str, tuple[inspect.Parameter, type | None]], run: Run | None
-) -> dict[str, Any]:
-    """Return the values that the stages recorded that this one reads."""
+) -> dict[str, tuple[Any, str]]:
+    """Return the values that the stages recorded that this one reads, each with its stage."""
     sources = run.parents if run and parameters else {}
-    values: dict[str, Any] = {
-        name: _results(sources[name])
+    values: dict[str, tuple[Any, str]] = {
+        name: (_returned(sources[name]), name)
         for name, (_, kind) in parameters.items()
         if name in sources and kind in (None, list if isinstance(sources[name], FanIn) else dict)
     }
@@ -185,7 +194,8 @@ def _read(
         having = _having(name, results)
         if len(having) == 1:
             found = results[having[0]]
-            values[name] = [each[name] for each in found] if isinstance(found, list) else found[name]
+            value = [each[name] for each in found] if isinstance(found, list) else found[name]
+            values[name] = value, having[0]
         elif having:
             raise CallError(
                 f"{function}() needs {name!r}, which several stages recorded: {', '.join(having)}. Give the parameter "
@@ -205,8 +215,11 @@ def _read(
     return values
 
 
-def _results(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
-    return [run.results() for run in source] if isinstance(source, FanIn) else source.results()
+def _returned(source: Run | FanIn) -> Any:
+    """Return all that a stage has returned, or each run of a fan-in."""
+    if isinstance(source, FanIn):
+        return [_returned(run) for run in source]
+    return _with_metadata(source, _results_if_any(source)) or source.results()
 
 
 def _results_if_any(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]]:
@@ -323,7 +336,12 @@ def main(words: Sequence[str]) -> None:
         run = None
     try:
         function = load(words[1], words[2])
-        values = arguments(function, words[3:], run)
+        values, given = arguments(function, words[3:], run)
+        if run is not None and given:
+            unsaid = [f"{name}={how}" for name, how in given.items() if not how.endswith(", passed")]
+            if unsaid:
+                print(f"torchx-kfp: {words[2]}() gets {'; '.join(unsaid)}", file=sys.stderr, flush=True)
+            record_arguments(run, given)
         returned = function(**values)
     except Exception as error:
         sys.last_value = error  # as Python does: so MLflow is told at the end that this has failed

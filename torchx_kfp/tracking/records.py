@@ -116,6 +116,7 @@ class Record:
         steps: the curves that it has logged; those of several processes with one name are joined.
         search: the search that it belongs to, as far as it had come then.
         code: what travelled with it.
+        arguments: what the function of its stage was called with, by parameter, and where it is from, in words.
         submitted: what its stages were when it was submitted: see ``Submitted``.
     """
 
@@ -126,6 +127,7 @@ class Record:
     steps: History = field(default_factory=History)
     search: Search | None = None
     code: tuple[Code, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict)
     submitted: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -222,5 +224,6 @@ _FOLDS: Mapping[str, _Fold] = {
     "steps": join_curves,
     "search": lambda old, new: parse_search(new),
     "code": _fold_code,
+    "arguments": lambda old, new: {**old, **{str(name): str(how) for name, how in new.items()}},
     "submitted": lambda old, new: dict(new),
 }

@@ -390,3 +390,9 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         mlflow = create(context.trackers[_MLFLOW])
     record_start_once(tracker.store, context, environ)
     return Run(context.run_id, tracker, context.parents, mlflow=mlflow, is_main_process=is_main)
+
+
+def record_arguments(run: Run, arguments: Mapping[str, str]) -> None:
+    """Record what the function of a stage is called with, and where that is from; of replicas, the first one does."""
+    if rank() == 0:
+        add_entry(run._tracker.store, run.id, {"arguments": dict(arguments)})

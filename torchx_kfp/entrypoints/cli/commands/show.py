@@ -93,6 +93,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     found = {
         "run_id": run_id,
         "results": recorder.get_many([run_id]).get(run_id, {}),
+        "arguments": dict(record.arguments),
         "steps": {name: _curve_as_json(curve) for name, curve in record.steps.items()},
         "search": asdict(record.search) if record.search else None,
         "metadata": record.metadata,
@@ -136,6 +137,7 @@ def _print_table(
         started = {**started, "time": moment(started["time"])}
     rows = [
         *(("result", name, show_value(value)) for name, value in found["results"].items()),
+        *(("argument", name, how) for name, how in found["arguments"].items()),
         *(("steps", name, _curve(it)) for name, it in found["steps"].items()),
         *(("search", name, value) for name, value in (_search(search) if search else ())),
         *(("metadata", name, show_value(value)) for name, value in found["metadata"].items()),
