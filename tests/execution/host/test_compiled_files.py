@@ -123,6 +123,10 @@ def test_kfp_makes_a_recurring_run_of_a_file(program: Program, tmp_path: Path) -
         "rate": 0.25,
         "shape": {"a": [1, "no"]},
     }
+    assert all(its["isOptional"] for its in parameters.values()), "KFP's compiler writes both"
+    # Of a secret, a file has the name.
+    [executor] = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].values()
+    assert executor["secretAsEnv"][0]["keyToEnv"] == [{"envVar": "KEY", "secretKey": "key"}]
     assert 'defaultValue: "1e5"' in (tmp_path / "file.yaml").read_text(), "KFP's reader would take 1e5 for a number"
 
 
