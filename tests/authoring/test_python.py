@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kfp import dsl
 from torchx import specs
 
@@ -305,3 +306,28 @@ def test_a_parameter_named_nearly_as_a_result_that_is_read_is_refused(collected:
     with pytest.raises(AppDefError, match=says("'los'", "'loss'", "stages.python(halve, los=1.0)")):
         reading()
     assert "los=1.0" in reading(los=1.0)
+
+
+def test_the_stages_of_functions_share_an_image_variables_and_resources() -> None:
+    functions: Any = importlib.import_module("functions_here")
+    shared: dict[str, Any] = {"image": "shared:1", "env": {"MODE": "all"}, "resource": specs.Resource(2, 0, 512)}
+
+    def pipeline(tracker_base: str) -> None:
+        stages = Stages(tracker_base=tracker_base, **shared)
+        fitted = stages.python(functions.fit, rate=0.1)
+        stages.python(functions.judge, image="own:1", env={}, reads=fitted)
+        stages.task(specs.AppDef("app", [specs.Role("app", image="of-role:1", entrypoint="true")]))
+
+    deployed: Any = next(iter(yaml.safe_load_all(compile_pipeline(pipeline))))["deploymentSpec"]["executors"]
+    fit, judge, app = (deployed[f"exec-{name}"]["container"] for name in ("fit", "judge", "app"))
+    assert [each["image"] for each in (fit, judge, app)] == ["shared:1", "own:1", "of-role:1"]
+    assert ["MODE" in str(each) for each in (fit, judge, app)] == [True, False, False]
+    assert ["resources" in each for each in (fit, judge, app)] == [True, True, False]
+
+
+def test_an_image_is_needed_and_belongs_into_the_role_of_an_app() -> None:
+    functions: Any = importlib.import_module("functions_here")
+    with pytest.raises(AppDefError, match=says("fit", "has no image", "Stages(image=...)")):
+        compile_pipeline(lambda: Stages().python(functions.fit, rate=0.1))
+    with pytest.raises(TypeError, match=says("'image'", "AppDef's role")):
+        compile_pipeline(lambda: Stages().task(specs.AppDef("app"), image="i"))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from torchx import specs
+
 from torchx_kfp.authoring.channels import contains_channel, parse_checked
 from torchx_kfp.authoring.engines import Engine
 from torchx_kfp.authoring.naming import is_shell_variable
@@ -112,6 +114,25 @@ class StageOptions:
         """The options that give the stage outputs, for which it needs a tracker base."""
         declared = {"results": self.results is not None, "artifacts": self.artifacts is not None}
         return [name for name, given in {**declared, "may_fail": self.may_fail}.items() if given]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedOptions(StageOptions):
+    """Options that several stages share: those of ``StageOptions``, and those of the AppDefs of functions.
+
+    Attributes:
+        image: the image of stages that call functions (``python``).
+        env: the variables of their processes.
+        resource: what their pods ask for.
+    """
+
+    image: str | Channel | None = None
+    env: Mapping[str, str | Channel] | None = None
+    resource: specs.Resource | None = None
+
+
+#: The options of functions, which other stages have in their AppDefs.
+OF_FUNCTIONS = ("image", "env", "resource")
 
 
 def parse_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:

@@ -30,7 +30,7 @@ def function_app(
     arguments: Mapping[str, object],
     options: Collection[str],
     *,
-    image: str | Channel,
+    image: str | Channel | None,
     env: Mapping[str, str | Channel] | None,
     resource: specs.Resource | None,
     reads: object,
@@ -77,6 +77,11 @@ def function_app(
                 f"parameter gets the result, give it that name. If not, pass it: stages.python({name}, "
                 f"{each}={it.default!r})."
             )
+    if image is None:
+        raise AppDefError(
+            f"stages.python({name}) has no image. Pass it, stages.python({name}, image=...), or give all stages one: "
+            "Stages(image=...)."
+        )
     words = [f"{each}={_text(name, value, *parameters[each])}" for each, value in arguments.items()]
     args = ["-m", call.__name__, "-m", module, name, *words]
     variables = {key: _exact(value) for key, value in (env or {}).items()}

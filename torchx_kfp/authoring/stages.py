@@ -21,7 +21,7 @@ from torchx_kfp.authoring.channels import contains_channel, parse
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import is_input_name
-from torchx_kfp.authoring.options import StageOptions
+from torchx_kfp.authoring.options import OF_FUNCTIONS, SharedOptions, StageOptions
 from torchx_kfp.authoring.outputs import Artifacts, Results
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.python import OF_KFP, function_app, returned_results
@@ -47,14 +47,16 @@ def _takes(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stages(StageOptions):
-    """The options that the stages of a pipeline share: any of ``StageOptions``.
+class Stages(SharedOptions):
+    """The options that the stages of a pipeline share: any of ``StageOptions``, and of the stages of functions.
 
     In a pipeline function::
 
         stages = Stages(tracker_base=tracker_base)
         prepared = stages.task(prepare)
         stages.task(train, reads=prepared, results={"accuracy": float})
+
+    ``image``, ``env`` and ``resource`` are those of stages that call functions: ``Stages(image=IMAGE).python(fit)``.
 
     Options that do not depend on a pipeline can be shared by a whole module, and completed in its pipelines::
 
@@ -69,7 +71,7 @@ class Stages(StageOptions):
     ones.
     """
 
-    @with_keywords(inspect.signature(StageOptions).parameters.values())
+    @with_keywords(inspect.signature(SharedOptions).parameters.values())
     def __new__(cls, **options: Any) -> Stages:
         for name in options:
             if name not in cls.__dataclass_fields__:
@@ -80,6 +82,13 @@ class Stages(StageOptions):
     def with_options(self, **options: Any) -> Stages:
         """Return ``Stages`` that also share these options. An option replaces the one with the same name."""
         return replace(self, **options)
+
+    def _with(self, method: str, options: Mapping[str, Any]) -> Stages:
+        """Return ``Stages`` with the options of a call that makes a stage from an AppDef."""
+        for name in options:
+            if name in OF_FUNCTIONS:
+                raise TypeError(f"{method}() got an unexpected keyword argument {name!r}: set it in the AppDef's role.")
+        return self.with_options(**options)
 
     @_takes(StageOptions)
     def task(self, app: specs.AppDef, **options: Any) -> dsl.PipelineTask:
@@ -101,7 +110,7 @@ class Stages(StageOptions):
             AppDefError: the app or an option cannot become a stage without losing something.
             ChannelError: a channel is used where its value cannot be filled in.
         """
-        stage = self.with_options(**options)
+        stage = self._with("task", options)
         _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
         return emit.make_task(plan_stage(app, stage))
 
@@ -109,10 +118,6 @@ class Stages(StageOptions):
         self,
         function: Callable[..., Any],
         /,
-        *,
-        image: str | Channel,
-        env: Mapping[str, str | Channel] | None = None,
-        resource: specs.Resource | None = None,
         **options_and_arguments: Any,
     ) -> dsl.PipelineTask:
         """Make a task that calls a function of a module, and records what it returns.
@@ -132,21 +137,20 @@ class Stages(StageOptions):
 
         Args:
             function: a function at the top level of a module.
-            image: the image, with python and torchx-kfp; it may be a channel.
-            env: the variables of its process. Values may be channels.
-            resource: what its pod asks for.
-            options_and_arguments: the options of ``task``, and arguments of the function by name: constants, channels,
-                or text with channels inside.
+            options_and_arguments: ``image``, with python and torchx-kfp, which may be a channel; ``env``, the variables
+                of its process, whose values may be channels; ``resource``, what its pod asks for; the options of
+                ``task``; and arguments of the function by name: constants, channels, or text with channels inside.
 
         Raises:
             AppDefError: a stage cannot import the function, an argument fits no parameter or not its type, or an option
                 is wrong.
             ChannelError: a channel is used where its value cannot be filled in.
         """
-        known = [*(option.name for option in fields(StageOptions)), "image", "env", "resource"]
+        known = [option.name for option in fields(SharedOptions)]
         own = {name: value for name, value in options_and_arguments.items() if name in known}
         arguments = {name: value for name, value in options_and_arguments.items() if name not in known}
-        app = function_app(function, arguments, known, image=image, env=env, resource=resource, reads=own.get("reads"))
+        role = {name: own.pop(name, getattr(self, name)) for name in OF_FUNCTIONS}
+        app = function_app(function, arguments, known, **role, reads=own.get("reads"))
         declared = returned_results(function)
         if declared and own.get("tracker_base", self.tracker_base) is not None:
             own = {"results": declared, **own}
@@ -265,7 +269,7 @@ class Stages(StageOptions):
 
         ``parameters`` are further inputs, which the AppDef may contain.
         """
-        stage: StageOptions = self.with_options(**options)
+        stage = self._with("component", options)
         if stage.tracker_base is not None:
             raise AppDefError(
                 f"A component takes its tracker base as an input, but {str(stage.tracker_base)!r} is given here. Use "
