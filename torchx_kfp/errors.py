@@ -28,11 +28,7 @@ def explain(error: OSError) -> str:
 
 
 class AppDefError(TorchxKfpError, ValueError):
-    """An AppDef or an option cannot become a KFP stage without losing something."""
-
-
-class ChannelError(AppDefError):
-    """A pipeline channel is used where its value cannot be filled in."""
+    """An AppDef, an option or a channel cannot become a part of a KFP stage without losing something."""
 
 
 class WorkspaceError(TorchxKfpError, ValueError):

@@ -10,7 +10,7 @@ from torchx.specs import AppDef, Resource, VolumeMount
 from tests.authoring.apps import compile_pipeline, load, make_app
 from tests.refusals import check_refusal
 from torchx_kfp import component_from_app, task_from_app
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 pytestmark = pytest.mark.versions
 
@@ -109,7 +109,7 @@ def test_a_variable_that_names_a_field_of_the_pod() -> None:
     def pipeline(label: str) -> None:
         task_from_app(make_app(env={"L": f"[FIELD_PATH]metadata.labels['{label}']"}))
 
-    check_refusal(ChannelError, lambda: compile_pipeline(pipeline), ["env['L']", "'trainer'"])
+    check_refusal(AppDefError, lambda: compile_pipeline(pipeline), ["env['L']", "'trainer'"])
     app = make_app(env={"A=B": "[FIELD_PATH]spec.nodeName"})
     check_refusal(AppDefError, lambda: component_from_app(app), ["'A=B'", "variable", "'trainer'"])
 

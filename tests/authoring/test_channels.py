@@ -13,7 +13,7 @@ from kfp import dsl
 
 from tests.authoring.apps import compile_pipeline, load, make_app, produce, unresolved_inputs, use
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import ChannelError
+from torchx_kfp.errors import AppDefError
 
 pytestmark = pytest.mark.versions
 
@@ -74,7 +74,7 @@ def test_an_image_is_one_channel(image: str) -> None:
     def pipeline(tag: str, level: int = 1) -> None:
         use("a", image=image.format(tag=tag, level=level))
 
-    with pytest.raises(ChannelError, match=r"KFP takes one value of the type str as an image\. Pass the whole"):
+    with pytest.raises(AppDefError, match=r"KFP takes one value of the type str as an image\. Pass the whole"):
         compile_pipeline(pipeline)
 
 

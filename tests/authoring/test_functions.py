@@ -25,7 +25,7 @@ from tests.authoring.apps import compile_pipeline, load
 from tests.facts import says
 from tests.refusals import Row, check_refusal, refused
 from torchx_kfp import component_from_function, local
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 from torchx_kfp.local import Watch
 
 #: TorchX's nightly has a different name for dist.ddp.
@@ -355,7 +355,7 @@ def test_an_image_in_text() -> None:
     def tagged(tag: str = "1") -> specs.AppDef:
         return show("x", image=f"repo/app:{tag}")
 
-    with pytest.raises(ChannelError, match="The image has 'tag' inside text"):
+    with pytest.raises(AppDefError, match="The image has 'tag' inside text"):
         component_from_function(tagged)
     spec, _ = load(compile_pipeline(lambda: component_from_function(tagged, tag="7")() and None))
     (executor,) = spec["deploymentSpec"]["executors"].values()

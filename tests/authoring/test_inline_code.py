@@ -19,7 +19,7 @@ from tests.authoring.kfp_engines import containers, tracked_container
 from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.contract.inputs import unescape
-from torchx_kfp.errors import ChannelError
+from torchx_kfp.errors import AppDefError
 
 #: TorchX's nightly has a different name for dist.ddp.
 pytestmark = pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")
@@ -116,7 +116,7 @@ def test_no_builtin_evaluates_a_value(tmp_path: Path) -> None:
         for words in ([name, "{}"], [name, "x", "{}"], [name, "-v", "{}"], [name, "{}", "{}"]):
             try:
                 program = program_of(shlex.join(words))
-            except ChannelError:
+            except AppDefError:
                 continue
             accepted.add(name)
             for shell in SHELLS:
@@ -151,7 +151,7 @@ show ${x:-y} '{}'  ;;  show '{}' *
 @pytest.mark.parametrize("program", REFUSED)
 def test_a_value_is_never_where_it_might_be_code(program: str) -> None:
     facts = says("args[1] of role 'trainer'", "'value'", """args=["-c", 'python train.py --value "$1"', "sh", """)
-    with pytest.raises(ChannelError, match=facts):
+    with pytest.raises(AppDefError, match=facts):
         compiled("bash", "-c", program)
 
 
@@ -207,12 +207,12 @@ torchrun|-m|x|python|-c|print({})
     ),
 )
 def test_other_code_takes_no_value(command: str) -> None:
-    with pytest.raises(ChannelError, match=says("is code with the pipeline channel 'value' inside", "args=")):
+    with pytest.raises(AppDefError, match=says("is code with the pipeline channel 'value' inside", "args=")):
         compiled(*command.split("|"))
 
 
 def test_the_message_says_what_to_write() -> None:
-    with pytest.raises(ChannelError, match=says("""args=["-c", 'python train.py --value "$1"', "sh", f"{value}"]""")):
+    with pytest.raises(AppDefError, match=says("""args=["-c", 'python train.py --value "$1"', "sh", f"{value}"]""")):
         compiled("sh", "-c", "echo {}")
 
 

@@ -29,7 +29,7 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.errors import AppDefError, ChannelError, UnknownNameError
+from torchx_kfp.errors import AppDefError, UnknownNameError
 
 pytestmark = pytest.mark.versions
 
@@ -538,11 +538,10 @@ VALUES: list[Row] = [
 ]
 REFUSED: dict[type[Exception], list[Row]] = {
     AppDefError: [
-        *(*FIELDS, *SECRETS, *TRACKERS, *PUBLISHERS, *READS, *OUTPUTS, *VALUES),
+        *(*FIELDS, *SECRETS, *TRACKERS, *PUBLISHERS, *READS, *OUTPUTS, *VALUES, *CHANNELS),
         (lambda: Stages().component(make_app(), tracker_base="x"), "tracker base", "component("),
         (lambda: Stages().component_from_function(utils.booth, no=1), "no parameter 'no'"),
     ],
-    ChannelError: CHANNELS,
     TypeError: OPTIONS,
     UnknownNameError: [
         (inside(lambda _: component_from_app(make_app())().outputs["run_id"]), "'run_id'", "tracked=True"),

@@ -17,7 +17,6 @@ the command        text for KFP: a ``Renderer`` (``rendering``) escapes words, t
 AppDef that calls a function of the user's, ``one_stage`` makes a pipeline of one stage, and ``naming`` makes names that
 others accept.
 
-A value that cannot be translated without losing something is refused where it is read: with ``AppDefError`` for the
-AppDef and the options of a stage, and ``ChannelError`` for a channel that cannot be filled in where it stands. Messages
-name the field, its value, and the way out.
+A value that cannot be translated without losing something is refused where it is read: with ``AppDefError``, whose
+message names the field, its value, and the way out.
 """

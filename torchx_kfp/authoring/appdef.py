@@ -19,7 +19,7 @@ from torchx_kfp.authoring.channels import contains_channel
 from torchx_kfp.authoring.references import check_word
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.inputs import find_rewritten
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "AppDef": {
@@ -172,7 +172,7 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
     for each in fields(role):
         value = list(role.env) if each.name == "env" else getattr(role, each.name)
         if each.name not in ("entrypoint", "args", "image") and contains_channel(value):
-            raise ChannelError(
+            raise AppDefError(
                 f"{each.name} of {where} contains a pipeline channel, or a component's input. Its value must be known "
                 "when the pipeline is compiled: channels work in entrypoint, args, the values of env, and image. "
                 "The option replicas=channel sets a number of replicas, and the task's set_cpu_limit(channel), "
@@ -188,7 +188,7 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
 def check_name(name: object, where: str) -> None:
     """Reject anything that is not a name: a pipeline channel, an empty value, or text that a process cannot receive."""
     if contains_channel(name):
-        raise ChannelError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
+        raise AppDefError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
     if not isinstance(name, str) or not name:
         raise AppDefError(f"{where} is {name!r}; give it a name.")
     check_word(name, where)

@@ -40,7 +40,7 @@ from torchx_kfp.contract.folders import folders_placeholder
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten, output_placeholder
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.scripts import retry_words, workspace_words
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 #: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None in versions without them.
 _FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
@@ -144,7 +144,7 @@ def role_application(
         parts = check_text(read(value, place), place)
         if _FIELD_PATH and isinstance(parts[0], str) and parts[0].startswith(_FIELD_PATH):
             if len(parts) > 1:
-                raise ChannelError(
+                raise AppDefError(
                     f"{place} names a field of the pod with a pipeline channel inside. The field must be known when "
                     "the pipeline is compiled."
                 )

@@ -14,14 +14,14 @@ from kfp.dsl.types import type_utils
 from torchx_kfp.authoring.references import PARAMETER, PYTHON_TYPES, REPLICA, Reference, Text, check_word, parameter
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.inputs import find_rewritten
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 
 def pipeline_here(where: str) -> pipeline_context.Pipeline:
     """Return the pipeline that is being defined."""
     pipeline = pipeline_context.Pipeline.get_default_pipeline()
     if pipeline is None:
-        raise ChannelError(
+        raise AppDefError(
             f"{where} contains a pipeline channel, but no pipeline is being defined here. Components need static "
             "AppDefs; call task_from_app inside the pipeline function instead."
         )
@@ -38,7 +38,7 @@ def channel_here(channel: pipeline_channel.PipelineChannel, where: str) -> pipel
         return channel if found is None else _resolve(found, where)
     task = pipeline_here(where).tasks.get(channel.task_name)
     if not isinstance(channel, pipeline_channel.OneOfMixin) and getattr(channel, "task", task) not in (None, task):
-        raise ChannelError(
+        raise AppDefError(
             f"{where} uses the output {channel.name!r} of {channel.task_name!r}, a task of another pipeline. Pass it "
             "into this one as a parameter."
         )
@@ -88,7 +88,7 @@ def parse(value: object, where: str) -> Text:
         return (Reference(value, value, _PLACEHOLDERS[value], "STRING"),)
     for placeholder in _PLACEHOLDERS:
         if placeholder in value:
-            raise ChannelError(
+            raise AppDefError(
                 f"{where} contains {placeholder} inside other text: {value!r}. KFP fills it in only if it is the whole "
                 "value: pass it as a separate argument or variable."
             )
@@ -109,7 +109,7 @@ def parse(value: object, where: str) -> Text:
             _refuse_lost(part, where)
     remains = _REMAINS.search(_CHANNELS.sub("{", value))
     if remains:
-        raise ChannelError(
+        raise AppDefError(
             f"{where} contains {remains.group()!r}, a part of a pipeline channel's text, in {value!r}. The channel has "
             'a value only when the pipeline runs: pass its text unchanged, f"{channel}", and cut or convert the value '
             "in the application."
@@ -132,7 +132,7 @@ def check_text(parts: Text, where: str) -> Text:
         # After another brace, the placeholder of the channel that follows would look like one of Argo's.
         found = find_rewritten(part if follower is None else part + "{") if len(parts) > 1 else None
         if found:
-            raise ChannelError(
+            raise AppDefError(
                 f"{where} contains {found!r} in one string with a pipeline channel: {part!r}. Argo or the kubelet "
                 "would change it, and text next to a channel cannot be escaped. Split it: pass the text and the "
                 "channel as two arguments or variables, and let the application join them."
@@ -177,12 +177,12 @@ def _refuse_lost(text: str, where: str) -> None:
     """Reject text that an f-string has made from another object, and that KFP would take for a constant."""
     for trace, what in _TRACES.items():
         if trace in text:
-            raise ChannelError(f"{where} contains {what} as text: {text!r}.")
+            raise AppDefError(f"{where} contains {what} as text: {text!r}.")
     pipeline = pipeline_context.Pipeline.get_default_pipeline()
     for group in pipeline.groups if pipeline else ():
         name = group.loop_argument.name if isinstance(group, tasks_group.ParallelFor) else None
         if isinstance(name, str) and name in text:
-            raise ChannelError(
+            raise AppDefError(
                 f"{where} contains {text!r}, KFP's own name of a loop's item: .name and .full_name of an item are this "
                 "name, not fields of its dict. Rename the field."
             )
@@ -190,14 +190,14 @@ def _refuse_lost(text: str, where: str) -> None:
 
 def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Reference:
     if isinstance(channel, dsl.Collected):
-        raise ChannelError(
+        raise AppDefError(
             f"{where} contains dsl.Collected of {channel.task_name!r}, a list of values. Read it instead, with "
             "reads={'trials': dsl.Collected(task.outputs['run_id'])}: the tracker has the results of each."
         )
     channel = channel_here(channel, where)
     kind = ir_type(channel)
     if kind not in PYTHON_TYPES or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
-        raise ChannelError(
+        raise AppDefError(
             f"{where} contains {channel.full_name!r} of type {kind}, but text can only contain parameters. Pass an "
             "artifact's URI as a parameter, or record it as a result and read it through the tracker."
         )
@@ -226,7 +226,7 @@ def _with_true_type(channel: pipeline_channel.PipelineChannel, where: str) -> pi
         if isinstance(items, list):
             fields = list(dict.fromkeys(name for item in items for name in item))
             if fields and field not in fields:
-                raise ChannelError(
+                raise AppDefError(
                     f"{where} contains the field {field!r}, which no item of the loop has."
                     f"{did_you_mean(field, fields)} Their fields: {', '.join(map(repr, fields))}."
                 )
@@ -263,7 +263,7 @@ def _loop_items(where: str) -> list[pipeline_channel.PipelineChannel]:
     loops = [group for group in reversed(pipeline_here(where).groups) if isinstance(group, tasks_group.ParallelFor)]
     for loop, attribute in itertools.product(loops, ("name", "task_name", "channel_type", "pipeline")):
         if isinstance(getattr(loop.loop_argument, attribute), for_loop.LoopArgumentVariable):
-            raise ChannelError(
+            raise AppDefError(
                 f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP has an attribute of "
                 "that name, which the field would hide: rename the field."
             )
@@ -290,7 +290,7 @@ def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChann
             return output
     elif name.isidentifier():
         return pipeline_channel.create_pipeline_channel(name=name, channel_type=found["type"])
-    raise ChannelError(
+    raise AppDefError(
         f"{where} contains the channel {found.group()!r}, which is not known here: it is not an output of a task of "
         "this pipeline, a parameter, or the item of a loop around this line. Use loop items inside their loop."
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchx_kfp.common.text import describe_unknown, did_you_mean
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 if TYPE_CHECKING:  # `torchx_kfp.engines` is imported without TorchX
     from torchx import specs
@@ -92,7 +92,7 @@ class Engine(ABC):
             value = getattr(self, option.name)
             # Text of kfp: this module is imported without it.
             if "{{channel:" in f"{value}":
-                raise ChannelError(
+                raise AppDefError(
                     f"{option.name} of {type(self).__name__} is or contains a pipeline channel. It must be known "
                     "when the pipeline is compiled: give a constant."
                 )

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from torchx_kfp.authoring.naming import input_name
 from torchx_kfp.authoring.references import REPLICA, Reference, Text, join_constants
-from torchx_kfp.errors import ChannelError
+from torchx_kfp.errors import AppDefError
 
 #: Stands for a channel in text. No argument of a process contains it.
 _CHANNEL = "\0"
@@ -80,7 +80,6 @@ def expand_channels(
     To a program, the index of a replica is a number in its text. ``taken`` are names of variables that are in use.
 
     Raises:
-        ChannelError: a channel is a part of other code.
     """
     words = [_text(parts) for parts in (entrypoint, *args)]
     found = _find_mixed_code(words)
@@ -167,7 +166,7 @@ def _text(parts: Text) -> str:
 
 def _refuse(index: int, program: Text, where: str) -> NoReturn:
     name = next(part.name for part in program if isinstance(part, Reference) and part != REPLICA)
-    raise ChannelError(
+    raise AppDefError(
         f"args[{index}] of {where} is code with the pipeline channel {name!r} inside: its value would be code, too. "
         f"""Pass it as an argument after it: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"], """
         """or ["-c", "... sys.argv[1] ...", ...] for Python. In a program for sh, bash, dash or ash, a channel may """

@@ -217,7 +217,3 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
             )
         env[variable] = parse_checked(config, f"trackers[{name!r}]")
     return {protocol.TRACKERS: (protocol.encode_tracker_names(names.values()),), **env}
-
-
-def _is_pattern(given: object) -> bool:
-    return isinstance(given, str) and given != "" and ":" not in given

@@ -12,7 +12,7 @@ from torchx_kfp.authoring.naming import input_name, is_shell_variable
 from torchx_kfp.authoring.reads import ReadSource, is_list
 from torchx_kfp.authoring.references import Reference, Text, check_word, is_constant
 from torchx_kfp.contract.inputs import INNER, READS, RUN_ID, SUFFIXES, escape, find_rewritten, parameter_placeholder
-from torchx_kfp.errors import ChannelError
+from torchx_kfp.errors import AppDefError
 
 #: The most bytes of all values. Beyond that, a second container is smaller than a second copy of the text.
 _MOST = 1024
@@ -52,12 +52,11 @@ class Renderer:
         parameter, in which it fills in no placeholders. So text around a channel reaches no pod.
 
         Raises:
-            ChannelError: there is something around a channel, or it is not text.
         """
         references = [part for part in image if isinstance(part, Reference)]
         if references and (len(image) > 1 or references[0].type != "STRING"):
             names = " and ".join(repr(self._names.get(part, part.name)) for part in references)
-            raise ChannelError(
+            raise AppDefError(
                 f"The image has {names} inside text, or is not of the type str, and KFP takes one value of the type "
                 "str as an image. Pass the whole image: a parameter such as image: str, or a result of a stage. In "
                 "component_from_function, give such parameters as constants: component_from_function(app, tag='1')."

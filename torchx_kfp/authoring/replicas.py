@@ -30,7 +30,7 @@ from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import carried_program, launcher_words
 from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 #: The launcher's object gets the stage's name, and a hash, within the 63 characters of a pod's name.
 _LONGEST_STAGE = 20
@@ -201,7 +201,7 @@ def _parse_count(count: object, role: specs.Role) -> Text:
         # To KFP, an item of a list is a string, and so are its fields.
         if kind not in ("NUMBER_INTEGER", "STRING"):
             what = f"a channel of the type {kind}" if len(parts) == 1 else "text with a channel"
-            raise ChannelError(f"{where} is {what}. Give a channel for a whole number, such as an int result.")
+            raise AppDefError(f"{where} is {what}. Give a channel for a whole number, such as an int result.")
         return parts
     fewest, most = getattr(role, "min_replicas", None) or 1, role.num_replicas
     if not fewest <= whole_number(count, where, 1) <= most:

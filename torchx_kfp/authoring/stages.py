@@ -31,7 +31,7 @@ from torchx_kfp.common.signatures import with_keywords
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 #: The options of a task that publishes results.
 _OF_PUBLISHER = ("cache", "inline", "secrets", "tracker_base")
@@ -108,7 +108,6 @@ class Stages(SharedOptions):
 
         Raises:
             AppDefError: the app or an option cannot become a stage without losing something.
-            ChannelError: a channel is used where its value cannot be filled in.
         """
         stage = self._with("task", options)
         _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
@@ -144,7 +143,6 @@ class Stages(SharedOptions):
         Raises:
             AppDefError: a stage cannot import the function, an argument fits no parameter or not its type, or an option
                 is wrong.
-            ChannelError: a channel is used where its value cannot be filled in.
         """
         known = [option.name for option in fields(SharedOptions)]
         own = {name: value for name, value in options_and_arguments.items() if name in known}
@@ -185,7 +183,6 @@ class Stages(SharedOptions):
         Raises:
             AppDefError: the task is not tracked, the tracker base is not known, or a result or an artifact cannot be an
                 output of KFP.
-            ChannelError: a channel is used where its value cannot be filled in.
         """
         _check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
         given = {option: shared.pop(option, getattr(self, option)) for option in _OF_PUBLISHER}
@@ -220,7 +217,6 @@ class Stages(SharedOptions):
         Raises:
             AppDefError: the app or an option cannot become a stage without losing something, or these stages share a
                 tracker base, which a component takes as an input.
-            ChannelError: the app or an option contains a pipeline channel.
         """
         return StageComponent(self._plan_component(app, tracked, reads, options))
 
@@ -291,7 +287,7 @@ class Stages(SharedOptions):
         for key, planned in plan.parameters.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
                 holders = [name for name in ("trackers", "replicas") if contains_channel(getattr(stage, name))]
-                raise ChannelError(
+                raise AppDefError(
                     f"{holders[0] if holders else f'AppDef {app.name!r}'} contains the pipeline channel {key!r}. A "
                     "component needs a static AppDef and static options, because any pipeline can use it. Call "
                     "task_from_app in the pipeline function instead."
@@ -344,7 +340,6 @@ def artifact_from_uri(
 
     Raises:
         AppDefError: the metadata contains a channel.
-        ChannelError: the URI is text with a channel inside, or not a string.
     """
     _check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
     if contains_channel(dict(metadata or {})):
@@ -352,7 +347,7 @@ def artifact_from_uri(
     first, *rest = parse(uri, "uri")
     kind = first.type if isinstance(first, Reference) else "STRING"
     if rest or first == "" or kind != "STRING":
-        raise ChannelError(
+        raise AppDefError(
             f"uri is {str(uri)!r} of type {kind}. Give a URI such as 's3://models/7', or a channel that is the whole "
             "URI: let the stage record it as a result."
         )

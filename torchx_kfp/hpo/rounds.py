@@ -17,7 +17,7 @@ from torchx_kfp.authoring.stages import task_from_app
 from torchx_kfp.common.text import describe_unknown
 from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.inputs import plain_json
-from torchx_kfp.errors import ChannelError, SearchError
+from torchx_kfp.errors import SearchError
 from torchx_kfp.hpo.definition import TRIALS, check_count, define_search, results_of
 from torchx_kfp.hpo.optimizers import SIMPLE
 from torchx_kfp.hpo.spaces import Space
@@ -163,13 +163,7 @@ def _look_at(trial: Callable[[Parameters], specs.AppDef], parameters: Sequence[s
         inspect.signature(trial).bind(stand_ins)
     except TypeError as error:
         raise SearchError(f"trial cannot be called with the parameters of a trial: {error}. {call}") from None
-    try:
-        app = trial(stand_ins)
-    except ChannelError as error:
-        raise SearchError(
-            "trial() makes the AppDef of all trials, so it cannot depend on the values of parameters: pass them to the "
-            f"application. ({str(error).replace(_STAND_IN, '')})"
-        ) from None
+    app = trial(stand_ins)
     check_app(app)
     unused = [name for name in parameters if name not in stand_ins._used]
     if unused:

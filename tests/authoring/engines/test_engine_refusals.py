@@ -15,7 +15,7 @@ from tests.authoring.engines.apps import app, role
 from tests.authoring.test_refusals import inside
 from tests.refusals import Row, check_refusal, refused
 from torchx_kfp import component_from_app, component_from_function, engines, task_from_app
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 pytestmark = pytest.mark.versions
 
@@ -139,6 +139,6 @@ ENGINE_CHANNELS: list[Row] = [
 ]
 
 
-@refused({AppDefError: ENGINES, ChannelError: ENGINE_CHANNELS})
+@refused({AppDefError: [*ENGINES, *ENGINE_CHANNELS]})
 def test_a_refusal_shows_the_value_and_the_way_out(error: Any, call: Callable[[], object], facts: Any) -> None:
     check_refusal(error, call, facts)

@@ -14,7 +14,7 @@ from tests.authoring.engines.filled import launched
 from tests.authoring.kfp_engines import kubelet
 from tests.facts import says
 from torchx_kfp import engines
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.errors import AppDefError
 
 pytestmark = pytest.mark.versions
 
@@ -165,5 +165,5 @@ def test_a_channel_beside_the_index_stays_a_channel() -> None:
     before, _, after = described["command"][2]
     assert '"${TORCHX_KFP_LR}"' in unescaped(found.words[before])
     assert found.words[after] == " +"
-    with pytest.raises(ChannelError, match=says("'trainer'", "'lr'", "code")):
+    with pytest.raises(AppDefError, match=says("'trainer'", "'lr'", "code")):
         distributed(lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"eval echo '{lr}' ${{replica_id}}"])))

@@ -16,7 +16,7 @@ HEAD = """
 import os
 from kfp import dsl
 from torchx.components import utils, dist
-from torchx_kfp import Stages
+from torchx_kfp import Stages, hpo
 
 @dsl.component(base_image="i")
 def look(text: str = "t", n: float = 1) -> str:
@@ -26,6 +26,9 @@ def look(text: str = "t", n: float = 1) -> str:
 CONDITIONS = """
 def cut(x):
     return x if x else "none"  # the pipeline parameter 'text'
+
+def trial(p):
+    return utils.echo(f"{p.lr}" if p.lr > 0.5 else "low", image="i")  # the item of a loop
 
 @dsl.pipeline(name="conditions")
 def p(text: str = "a", n: int = 2, debug: bool = False, xs: list = []):
@@ -54,6 +57,7 @@ def p(text: str = "a", n: int = 2, debug: bool = False, xs: list = []):
         some = look()
     with dsl.Else():
         other = look()
+    hpo.search(trial, {"lr": hpo.float(0, 1)}, minimize="loss", rounds=1, trials=2, tracker_base="/tmp/base")
     chosen = dsl.OneOf(some.output, other.output) or text  # what dsl.OneOf returns
     assert n in [n, out] and {n: 1, debug: 2}[n] == 1 and n is not None
 """

@@ -40,7 +40,8 @@ def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]
         file, line = frame.f_code.co_filename, frame.f_lineno
         if is_users(file) and not _is_itself(self):
             place = f"{os.path.relpath(file, start)}, line {line}"
-            found.setdefault((file, line), Finding(Kind.ALWAYS_TRUE, place, _explain(self)))
+            # A search calls a trial with stand-ins first.
+            found[file, line] = Finding(Kind.ALWAYS_TRUE, place, _explain(self))
         return True
 
     kinds = [pipeline_channel.PipelineChannel, pipeline_channel.ConditionOperation]
