@@ -73,6 +73,8 @@ def test_the_last_line_is_the_command_that_goes_on(
     last = failed.stderr.splitlines()[-1]
     again = shlex.join([*words, "--fresh=third"])
     assert last.startswith("To go on, with finished stages from the cache: ")
+    [replay] = [line for line in failed.stderr.splitlines() if " replay " in line]
+    assert re.search(r"breakpoint\(\) works: \S*torchx-kfp replay mine-\S+/second$", replay)
     assert last.endswith(f"torchx-kfp {again}")
     watched = call("watch", "latest", "--output-dir", str(project / "local_outputs"), folder=tmp_path)
     there = f"cache: cd {shlex.quote(str(project))} && "

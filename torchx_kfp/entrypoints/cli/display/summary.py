@@ -123,7 +123,8 @@ def summarize(
         arguments = view.run.started.arguments if view.run.started else {}
         if result.folder is None:
             return [*_ways_on_host(result, arguments, words), *_ways_to_go_on(command, result, "KFP's cache")]
-        return [*_forgotten_code(result, arguments, "started"), *_ways_to_go_on(command, result, "the cache")]
+        replay = _replay(result, "in this terminal, where breakpoint() works", output_dir_words(result.folder))
+        return [*replay, *_forgotten_code(result, arguments, "started"), *_ways_to_go_on(command, result, "the cache")]
 
     def end(result: RunResult) -> None:
         if not view.options.as_json:
@@ -173,12 +174,18 @@ def summarize(
 
 def _ways_on_host(result: RunResult, arguments: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
-    ways = {"see the whole log": "logs", "run the stage here": "replay"} if failed else {}
-    stages = [f"{result.run_id}/{name}" for name in failed[:1]]
-    lines = [f"To {what}: {this_command(how, *stages, *words)}" for what, how in ways.items()]
+    logs = [f"To see the whole log: {this_command('logs', f'{result.run_id}/{name}', *words)}" for name in failed[:1]]
+    lines = [*logs, *_replay(result, "here", words)]
     forgotten = _forgotten_code(result, arguments, "submitted") if failed else []
     retry = this_command("retry", result.run_id, *words)
     return [*lines, *forgotten, f"To run what failed again, in the same run and unchanged: {retry}"]
+
+
+def _replay(result: RunResult, where: str, words: Sequence[str]) -> list[str]:
+    """Return the sentence that says how to run the first failed stage alone, if one has begun."""
+    failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
+    replays = (this_command("replay", f"{result.run_id}/{name}", *words) for name in failed[:1])
+    return [f"To run the stage {where}: {replay}" for replay in replays]
 
 
 def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) -> list[str]:
