@@ -106,7 +106,7 @@ def read(data: dsl.Input[dsl.Dataset]):
     return dsl.ContainerSpec(image=BUSYBOX_IMAGE, command=["cat"], args=[data.path])
 
 
-def test_images_have_their_own_entrypoint_command_environment_and_user(execute, monkeypatch, tmp_path):
+def test_images_have_their_own_entrypoint_command_environment_and_user(execute, monkeypatch):
     monkeypatch.setenv("SECRET", "of this machine")
 
     @dsl.pipeline

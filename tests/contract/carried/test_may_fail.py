@@ -47,7 +47,7 @@ def test_the_exit_code_is_a_result(stage: Stage, script: str, code: int, said: s
     assert stage.report()["metrics"]["metadata"] == {"exit_code": code}
 
 
-def test_what_the_application_recorded_stays(stage: Stage, tmp_path: Path) -> None:
+def test_what_the_application_recorded_stays(stage: Stage) -> None:
     done = stage.run(sys.executable, "-c", PUT + "sys.exit(3)")
     assert done.returncode == 0
     assert repr(results(stage)) == repr({"loss": float("nan"), "exit_code": 3}), "the exit code is the stage's to say"

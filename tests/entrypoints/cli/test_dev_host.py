@@ -141,7 +141,7 @@ def test_without_its_package_the_command_says_what_to_type(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_package_is_a_program_for_this_version(tmp_path: Path) -> None:
+def test_the_package_is_a_program_for_this_version() -> None:
     folder = Path(__file__).parents[3] / "packages" / "torchx-kfp-dev-host"
     text = (folder / "pyproject.toml").read_text(encoding="utf-8")
     assert f'\nversion = "{torchx_kfp.__version__}"\n' in text

@@ -47,7 +47,7 @@ def stage(name, state=State.SUCCEEDED):
     return StageFinished(StageResult(name, name, state))
 
 
-def test_a_run_is_recorded_whole(execute, tmp_path):
+def test_a_run_is_recorded_whole(execute):
     events = []
     result = execute(recorded, {"x": "w"}, watch=Heard(on_event=events.append), parallelism=3, grace=2.5)
     record = read_run(result.folder)

@@ -52,7 +52,7 @@ def test_a_wheel_or_a_folder_that_has_changed_is_installed_again(tmp_path, cache
         commands.clear()
 
 
-def test_indexes_may_name_variables(tmp_path, cache):
+def test_indexes_may_name_variables(cache):
     commands = []
     environ = {"TOKEN": "t0"}
     words = ["--index-url", "https://$USER:${TOKEN}@host/simple", "no-such-$TOKEN"]

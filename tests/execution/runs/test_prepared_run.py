@@ -56,7 +56,7 @@ def test_a_local_run_starts_with_the_code(code: Path, arguments: dict[str, str])
     assert records[again.run_id].code == (Code(archive.stem),)
 
 
-def test_a_run_on_a_host_starts_with_the_code(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_host_starts_with_the_code(code: Path) -> None:
     base = code.parent / "mounted"
 
     @dsl.pipeline(name="mounted")

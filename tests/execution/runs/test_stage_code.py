@@ -174,7 +174,7 @@ def test_an_application_that_reads_the_url_gets_it(folder: Path):
 
 
 @pytest.fixture
-def states(tmp_path: Path, folder: Path) -> Callable[..., list[str]]:
+def states(folder: Path) -> Callable[..., list[str]]:
     def function(pipeline: Any, **options: Any) -> list[str]:
         return [str(stage.state) for stage in ran(pipeline, folder, **options).stages]
 
