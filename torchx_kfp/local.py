@@ -15,16 +15,13 @@ from torchx_kfp.common.extras import require
 
 require("pipelines", __name__)
 
-from torchx_kfp.execution.local.executors.engine import remove_containers
 from torchx_kfp.execution.local.executors.mounts import Mount
-from torchx_kfp.execution.local.preflight import check_supported
 from torchx_kfp.execution.local.replay import ReplayResult, replay
-from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions, default_parallelism
+from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.runner import run
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.values import describe_parameters, parse_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.report.readable import ReadableRun
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -48,7 +45,6 @@ from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Lines, Watch
 
 __all__ = [
-    "OUTPUT_DIR",
     "Artifact",
     "Event",
     "Lines",
@@ -60,7 +56,6 @@ __all__ = [
     "ReplayResult",
     "RunEnding",
     "RunFinished",
-    "RunKeywords",
     "RunOptions",
     "RunResult",
     "RunStarted",
@@ -74,12 +69,7 @@ __all__ = [
     "State",
     "Watch",
     "attach",
-    "check_supported",
-    "default_parallelism",
-    "describe_parameters",
     "load_pipeline",
-    "parse_arguments",
-    "remove_containers",
     "replay",
     "run",
     "runs",

@@ -25,7 +25,8 @@ from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, OWN_IMAGE, host_m
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import local, task_from_app
-from torchx_kfp.local import RunResult, Watch, remove_containers
+from torchx_kfp.execution.local.executors.engine import remove_containers
+from torchx_kfp.local import RunResult, Watch
 
 #: The message about a missing command.
 NEEDS = "its image lacks a command; an image needs sh, env and mkdir, and the commands that the application calls"

@@ -13,7 +13,8 @@ from tests.authoring.apps import compile_pipeline, make_app
 from tests.authoring.engines.apps import app, distributed, role
 from tests.documents import documents
 from torchx_kfp import task_from_app
-from torchx_kfp.local import check_supported, load_pipeline
+from torchx_kfp.execution.local.preflight import check_supported
+from torchx_kfp.local import load_pipeline
 
 pytestmark = pytest.mark.versions
 

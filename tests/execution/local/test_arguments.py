@@ -19,15 +19,9 @@ from torchx_kfp.errors import (
     StageFailedError,
     TorchxKfpError,
 )
-from torchx_kfp.local import (
-    RunKeywords,
-    RunOptions,
-    Watch,
-    describe_parameters,
-    load_pipeline,
-    parse_arguments,
-    run,
-)
+from torchx_kfp.execution.local.run_options import RunKeywords
+from torchx_kfp.execution.pipeline.values import describe_parameters, parse_arguments
+from torchx_kfp.local import RunOptions, Watch, load_pipeline, run
 
 
 @dsl.pipeline(name="train")

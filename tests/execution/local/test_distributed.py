@@ -15,7 +15,8 @@ from tests.facts import keep, says
 from tests.watching import Heard
 from torchx_kfp import engines, task_from_app
 from torchx_kfp.errors import UnsupportedPipelineError
-from torchx_kfp.local import StageReplicas, Watch, check_supported, load_pipeline, run
+from torchx_kfp.execution.local.preflight import check_supported
+from torchx_kfp.local import StageReplicas, Watch, load_pipeline, run
 
 
 def role(name, replicas, *command, **fields):

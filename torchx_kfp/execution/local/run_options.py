@@ -52,7 +52,8 @@ class RunOptions:
     """The options of a run.
 
     Attributes:
-        parallelism: how many stages run at once. Default: ``default_parallelism()``.
+        parallelism: how many stages run at once. By default, two for each CPU that this process
+            may use, at least four.
         cache: whether tasks that KFP would cache reuse outputs of earlier runs in the same output folder (see
             ``cache``).
         grace: seconds that processes have to end after a signal before they are killed.

@@ -75,8 +75,8 @@ def cancel_command(run: str, lookup: Lookup) -> None:
 
 def end_left_stages(folder: Path, record: RunRecord) -> None:
     """End the processes and containers of a run whose runner was killed."""
+    from torchx_kfp.execution.local.executors.engine import remove_containers
     from torchx_kfp.execution.local.executors.process import kill_marked, run_mark
-    from torchx_kfp.local import remove_containers
 
     mark = run_mark(folder)
     kill_marked(mark)
