@@ -17,6 +17,7 @@ from tests.execution.host.calling import ended, get, wait_until
 from tests.execution.host.commands import rows
 from tests.facts import says
 from tests.fake_kfp import KfpHost
+from tests.fake_kfp.faults import Fault
 from tests.programs import Program
 from torchx_kfp import task_from_app
 from torchx_kfp.contract.carried.cluster_stage import object_name
@@ -290,22 +291,26 @@ def test_replicas_that_may_go_on_after_a_cancel_are_named(retried: Retried) -> N
         app = python("train", "import time; print('begun', flush=True); time.sleep(300)", num_replicas=2)
         task_from_app(app, tracker_base=base, engine="job")
         task_from_app(python("plain", "import time; time.sleep(300)"), tracker_base=base)
+        task_from_app(python("done", "", num_replicas=2), tracker_base=base, engine="job")
 
     run_id = retried.submit(long)
     run = attach(run_id, host=retried.host.url)
-    wait_until(
-        lambda: {"train", "plain"} <= {stage.name for stage in run.read().run.stages if stage.state is State.RUNNING}
-    )
+    states = {"train": State.RUNNING, "plain": State.RUNNING, "done": State.SUCCEEDED}
+    wait_until(lambda: {stage.name: stage.state for stage in run.read().run.stages} == states)
     assert run.left_replicas() == []
     done = retried.program("cancel", run_id)
     assert done.returncode == 0, done.stderr
     said = re.search(r"Replicas of train may go on\. To end them: (.*)", done.stderr)
     assert said is not None, done.stderr
     assert re.fullmatch(r"kubectl delete jobs\.batch train-[0-9a-f]{10} -n kubeflow", said[1])
-    assert "plain may go on" not in done.stderr
+    assert done.stderr.count(" may go on.") == 1, "the other stages have no replicas, or these have ended"
     run.wait(Watch())
     assert run.left_replicas() == [said[0]]
     assert said[0] in retried.program("watch", run_id, "-q").stderr
+    # The launcher was quick enough.
+    log = f"begun\ntorchx-kfp: ended by signal 15; {said[1].split()[3]} is deleted\n"
+    retried.host.add(Fault(200, path="/log$", body=log))
+    assert run.left_replicas() == []
 
 
 def test_the_name_of_replicas_is_that_of_a_cluster() -> None:
