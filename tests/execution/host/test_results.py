@@ -60,6 +60,18 @@ def test_the_attempt_of_a_pod_is_found(tmp_path: Path) -> None:
     assert reader.read(str(tmp_path), [KEY]) == {KEY: (f"{KEY}_0b5a1f3c_3", {})}
 
 
+def test_of_earlier_executions_the_last_one_counts_that_has_recorded_something(tmp_path: Path) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    names = [KEY.replace("pod-1", f"pod-{number}") for number in range(4)]
+    for number in (0, 1):
+        tracker.put(names[number], attempt=number)
+    reader = ResultReader([str(tmp_path)])
+    read = reader.read(str(tmp_path), [names[3]], {names[3]: names[:3]})
+    assert read == {names[3]: (names[1], {"attempt": 1})}
+    tracker.put(names[3], attempt=3)
+    assert reader.read(str(tmp_path), [names[3]], {names[3]: names[:3]}) == {names[3]: (names[3], {"attempt": 3})}
+
+
 @pytest.mark.parametrize(
     ("base", "facts"),
     [
