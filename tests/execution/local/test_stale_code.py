@@ -403,3 +403,63 @@ def test_code_that_a_stage_registers_stays_code(project: Path) -> None:
         ran(pipeline, parallelism=1)
         assert ran(pipeline)["read"].last_lines(1) == [f"{version if version == 'V3' else 'V1'} {version}"]
         write(project, {"c.yaml": "V3", "src/m.py": "V = 'V3'"})
+
+
+#: The commands of stages, their variables, files in the directory, and the one elsewhere, or ignored, that they use.
+ELSEWHERE: dict[str, tuple[Sequence[str], dict[str, str], dict[str, str], tuple[str, str]]] = {
+    "ignored": (["python", "build0/a.py"], {}, {"build0/a.py": "import b\nprint(b.V)"}, ("build0/b.py", "V = 'V1'")),
+    "link": (["python", "b.py"], {}, {"b.py": "print(open('link').read())"}, ("build1/linked", "V1")),
+    "cd": (["sh", "-c", "cd '../c d' && python a.py"], {}, {}, ("../c d/a.py", "print('V1')")),
+    "make": (["make", "-s", "-C", "../d"], {}, {}, ("../d/Makefile", "all:\n\t@echo V1")),
+    "chdir": (["env", "-C", "../e", "python", "a.py"], {}, {}, ("../e/a.py", "print('V1')")),
+    "folder": (["python", "../f"], {}, {}, ("../f/__main__.py", "print('V1')")),
+    "home": (["sh", "-c", "python ~/g/a.py"], {}, {}, ("../home/g/a.py", "print('V1')")),
+    "variable": (["sh", "-c", 'python "$HERE/a.py"'], {"HERE": "../h"}, {}, ("../h/a.py", "print('V1')")),
+    "perl": (["perl", "../i/a.pl"], {}, {"../i/a.pl": "do '../i/b.pl';"}, ("../i/b.pl", "print 'V1', chr(10);")),
+    "pythonpath": (
+        ["sh", "-c", "PYTHONPATH=$PWD/'../j j' python j.py"],
+        {},
+        {"j.py": "import jj\nprint(jj.V)"},
+        ("../j j/jj.py", "V = 'V1'"),
+    ),
+    "inserted": (
+        ["python", "k.py"],
+        {},
+        {"k.py": "import sys\nsys.path.insert(0, '../k')\nimport kk\nprint(kk.V)"},
+        ("../k/kk.py", "V = 'V1'"),
+    ),
+    "parent": (
+        ["python", "l.py"],
+        {},
+        {
+            "l.py": "import sys\nfrom pathlib import Path\nROOT = Path(__file__).resolve().parent.parent\n"
+            "sys.path.append(str(ROOT))\nfrom ll import V\nprint(V)"
+        },
+        ("../ll/__init__.py", "V = 'V1'"),
+    ),
+    "opened": (["python", "m.py"], {}, {"m.py": "print(open('../m/a.yaml').read())"}, ("../m/a.yaml", "V1")),
+}
+
+
+def test_code_elsewhere_is_not_missed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(project.parent / "home"))
+    subprocess.run(["git", "init", "-q"], check=True)
+    write(project, {".gitignore": "build*"})
+    (project / "link").symlink_to("build1/linked")
+    for _, _, files, (name, text) in ELSEWHERE.values():
+        write(project, {**files, name: text})
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        for name, (words, env, _, _) in ELSEWHERE.items():
+            stages.task(AppDef(name, [Role("r", image="x", entrypoint=words[0], args=[*words[1:]], env=env)]))
+
+    def lines() -> dict[str, list[str]]:
+        return {stage.name: [line for line in stage.last_lines(2) if line.strip()] for stage in ran(pipeline).stages}
+
+    assert lines() == {name: ["V1"] for name in ELSEWHERE}
+    assert set(states(ran(pipeline)).values()) == {"cached"}
+    for _, _, _, (name, text) in ELSEWHERE.values():
+        write(project, {name: text.replace("V1", "V2")})
+    assert lines() == {name: ["V2"] for name in ELSEWHERE}

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import site
+import string
 import tempfile
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +29,7 @@ from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
-from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles
+from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles, is_python, text_of
 from torchx_kfp.execution.pipeline.values import to_text
 from torchx_kfp.execution.runs.stage_code import unpack_files
 from torchx_kfp.tracking.recorder import list_code
@@ -52,14 +55,21 @@ _CONFIGURATIONS = (
     "j2",
 )
 _CODE = tuple(f".{suffix}" for suffix in (*_PROGRAMS, *_CONFIGURATIONS))
-_SCRIPTS = (".py", ".sh")
+_SCRIPTS = tuple(f".{suffix}" for suffix in _PROGRAMS)
+#: What goes to a folder, which follows.
+_GOES = ("cd", "pushd", "-C", "--chdir")
 _INSTALLED = ("site-packages", "dist-packages")
 #: This package, whose own folder is not the code of stages even if it is an editable install.
 _OWN = Path(__file__).resolve().parents[3]
 _PLACEHOLDER = re.compile(r"\{\{\$.*?\}\}")
 #: A folder with the id of a run on this machine.
 _OF_RUN = re.compile(r"(?:^|/)[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}/")
-_SETS_PATH = re.compile(r"\bPYTHONPATH=([^\s'\";]+)")
+_SETS_PATH = "PYTHONPATH="
+#: A change of ``sys.path``; and paths in a Python file that lead out of its folder, or go up from it.
+_CHANGES_PATH = re.compile(r"sys\.path\b|\baddsitedir\b")
+_LEADS_OUT = re.compile(r"""["'](/?\.\.(?:/[^"'\n]*)?|/[^"'\n]*)["']""")
+_GOES_UP = re.compile(r"\bparent\b|\bdirname\b")
+_GOES_UP_BY = re.compile(r"\bparents\[(\d)\]")
 #: Ends the words of a shell program.
 _BETWEEN = re.compile(r"[\s;|&<>()'\"`]+")
 #: The characters of a text that can name files, at most.
@@ -102,18 +112,27 @@ class LocalCode:
             WorkspaceError: it is in a folder with too many files.
         """
         found, programs, texts = _programs_of(plan)
+        words = _shell_words(found.words, {**plan.environ, **found.variables, "PWD": self._directory})
         python_path = [plan.environ.get("PYTHONPATH", ""), found.variables.get("PYTHONPATH", "")]
-        python_path += _SETS_PATH.findall(" ".join(found.words))
-        named = [*texts, *(word for program in programs for word in program)]
+        python_path += [word.removeprefix(_SETS_PATH) for word in words if word.startswith(_SETS_PATH)]
+        named = [*texts, *(word for program in programs for word in program), *words]
         workspace = next(filter(None, workspaces_in(found.words)), "")
         search_path = plan.environ.get("PATH", "")
         folders = [
             *self._script_folders(named, search_path),
-            *(os.path.join(self._directory, one) for path in python_path for one in path.split(os.pathsep) if one),
+            *(os.path.expanduser(one) for path in python_path for one in path.split(os.pathsep) if one),
+            *(folder for before, folder in itertools.pairwise(words) if before in _GOES or is_python(before)),
             *self._editable_installs(programs, search_path),
         ]
-        finder = self._finder(workspace, tuple(dict.fromkeys(map(os.path.realpath, folders))))
-        code = finder.of(programs, [text[:_LONGEST] for text in texts])
+        texts = [text[:_LONGEST] for text in texts]
+        finder = self._finder(workspace, folders)
+        code = finder.of(programs, texts)
+        if not workspace:
+            reached = {path for text in named for path in _reached(text, self._directory)}
+            reached.update(*(_reached_by(*finder.files[name][1:3]) for name in code.files if name.endswith(".py")))
+            named += reached
+            if added := sorted(filter(_has_modules, reached)):
+                code = self._finder(workspace, [*folders, *added]).of(programs, texts)
         others = {file.path: file.fingerprint for file in self._named(named, is_here=not workspace)}
         return Code({**others, **code.files}, code.whole)
 
@@ -128,7 +147,8 @@ class LocalCode:
         """List the folders again when the next stage asks: one that has run may have written code."""
         self._listed.cache_clear()
 
-    def _finder(self, workspace: str, folders: tuple[str, ...]) -> UsedFiles:
+    def _finder(self, workspace: str, places: Iterable[str]) -> UsedFiles:
+        folders = (*dict.fromkeys(os.path.realpath(os.path.join(self._directory, place)) for place in places),)
         files = dict(self._packed(workspace) if workspace else self._listed(self._directory))
         whole = ["the workspace" if workspace else self._shown(self._directory)]
         known = {file.path for file in files.values()}
@@ -170,6 +190,8 @@ class LocalCode:
                     pending.append((f"{name}/", to))
                 elif is_elsewhere and os.path.isfile(to):
                     found[name] = CodeFile(name, to, fingerprint(to))
+                elif os.path.isfile(to):  # it may be ignored
+                    found[name] = CodeFile(name, entry.path, f"{fingerprint(to)} {entry.target}", entry.target or "")
                 else:
                     told = f"{entry.size} {entry.modified} {entry.executable:d} {entry.target or ''}"
                     found[name] = CodeFile(name, entry.path, told, entry.target or "")
@@ -187,13 +209,13 @@ class LocalCode:
                 yield CodeFile(path, path, fingerprint(path))
 
     def _script_folders(self, words: Iterable[str], search_path: str) -> Iterator[str]:
-        """Yield the folders of scripts that are elsewhere: they find what is next to them."""
+        """Yield the folders of scripts, which find what is next to them, also if they are elsewhere or ignored."""
         installed = search_path.split(os.pathsep)
         for path in _paths_in(words):
             path = os.path.join(self._directory, path)
             if path.endswith(_SCRIPTS) and os.path.isfile(path):
                 folder = os.path.dirname(os.path.realpath(path))
-                if folder not in installed and not f"{folder}/".startswith(f"{self._directory}/"):
+                if folder not in installed:
                     yield folder
 
     def _editable_installs(self, programs: Iterable[Sequence[str]], search_path: str) -> list[str]:
@@ -220,6 +242,39 @@ def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, list[Sequence[str]]
     if plan.python is None:
         return found, programs, texts
     return found, [], [*texts, plan.python.source, *map(to_text, parameters_of(plan.inputs).values())]
+
+
+def _shell_words(words: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+    """Return words, with those of shell programs one by one, and with the values of variables."""
+    found: list[str] = []
+    for word in words:
+        split = [word]
+        if len(word) < 4096:
+            with contextlib.suppress(ValueError):
+                lexer = shlex.shlex(word, posix=True, punctuation_chars=True)
+                lexer.whitespace_split = True
+                split = [*lexer]
+        found += split
+    return [os.path.expanduser(string.Template(word).safe_substitute(variables)) for word in found]
+
+
+def _reached(text: str, folder: str) -> set[str]:
+    """Return the files outside of a folder that a program in it names, and folders that it adds to ``sys.path``."""
+    found = {path.lstrip("/") if path.startswith("/..") else path for path in _LEADS_OUT.findall(text)}
+    if _CHANGES_PATH.search(text):
+        ups = [len(_GOES_UP.findall(line)) - 1 for line in text.splitlines() if "__file__" in line]
+        ups += map(int, _GOES_UP_BY.findall(text))
+        found.update("../" * count for count in ups if count > 0)
+    return {os.path.normpath(os.path.join(folder, path)) for path in found}
+
+
+def _has_modules(folder: str) -> bool:
+    return os.path.isdir(folder) and any(next(Path(folder).glob(one), None) for one in ("*.py", "*/__init__.py"))
+
+
+@functools.lru_cache(1 << 15)
+def _reached_by(path: str, _fingerprint: str) -> set[str]:
+    return _reached(text_of(path), os.path.dirname(path))
 
 
 def _paths_in(words: Iterable[str]) -> set[str]:

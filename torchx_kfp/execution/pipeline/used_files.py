@@ -218,7 +218,10 @@ class UsedFiles:
     def _read(self, title: str) -> tuple[frozenset[str], frozenset[str]]:
         """Return what a file names; a link names the file to which it leads."""
         file = self.files[title]
-        return _names_in(f"{_text_of(file.path)} {file.target}")
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            if file.name.endswith(_PROGRAMS) and os.path.getsize(file.path) > _LONGEST:
+                raise _AllFilesError
+        return _names_in(f"{text_of(file.path)} {file.target}")
 
 
 def _python_words(program: Sequence[str]) -> Sequence[str]:
@@ -233,21 +236,24 @@ def _python_words(program: Sequence[str]) -> Sequence[str]:
             return []
     while words and (os.path.basename(words[0]) == "env" or "=" in words[0]):
         del words[0]
-    return words if words and _PYTHON.fullmatch(os.path.basename(words[0])) else []
+    return words if words and is_python(words[0]) else []
 
 
 def _name_of_python(word: str) -> str:
     """Return the name of an interpreter in place of its path; other words as they are."""
-    name = os.path.basename(word)
-    return name if os.path.isabs(word) and _PYTHON.fullmatch(name) else word
+    return os.path.basename(word) if os.path.isabs(word) and is_python(word) else word
 
 
-def _text_of(path: str) -> str:
-    with contextlib.suppress(OSError):  # a link may lead nowhere
+def is_python(word: str) -> bool:
+    """Tell whether a word is the name or path of an interpreter, or of a program that starts it."""
+    return _PYTHON.fullmatch(os.path.basename(word)) is not None
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file; none if it is large, or a link that leads nowhere."""
+    with contextlib.suppress(OSError):
         if os.path.getsize(path) <= _LONGEST:
             return Path(path).read_text(encoding="utf-8", errors="replace")
-        if path.endswith(_PROGRAMS):
-            raise _AllFilesError
     return ""
 
 
