@@ -463,3 +463,21 @@ def test_code_elsewhere_is_not_missed(project: Path, monkeypatch: pytest.MonkeyP
     for _, _, _, (name, text) in ELSEWHERE.values():
         write(project, {name: text.replace("V1", "V2")})
     assert lines() == {name: ["V2"] for name in ELSEWHERE}
+
+
+def test_code_that_changes_while_a_stage_runs(project: Path) -> None:
+    """What it has used is not known: if the old file comes back, with its time, the result is not taken."""
+    write(project, {"data.py": "print('V1')", "train.py": "import os\nos.rename('new.py', 'data.py')\nimport data"})
+    (project / "data.py").rename("old.py")
+
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        role = Role("r", image="x", entrypoint="python", args=["train.py"])
+        Stages(tracker_base=tracker_base).task(AppDef("train", [role]))
+
+    for version in ("V2", "V3"):
+        os.link("old.py", "data.py")
+        write(project, {"new.py": f"print('{version}')"})
+        os.utime("new.py", (1, 1))
+        assert ran(pipeline)["train"].last_lines(1) == [version]
+        (project / "data.py").unlink()

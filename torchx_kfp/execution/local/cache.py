@@ -191,19 +191,27 @@ class Cache:
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
 
-    def put(self, key: StageKey | None, result: StageResult, written: Collection[str] = ()) -> None:
+    def put(
+        self,
+        key: StageKey | None,
+        result: StageResult,
+        written: Collection[str] = (),
+        plan: AttemptPlan | None = None,
+    ) -> None:
         """Store how a stage of the run has ended; if it and its application have succeeded, in place of earlier ones.
 
         Args:
             key: its key; without one, it is not stored.
             result: how it has ended.
             written: the files that it has written and registered as artifacts: see ``LocalCode.written``.
+            plan: its plan. If files of its code have changed since it was given its key, they may be what it has used:
+                then it is not stored.
 
         A full disk, a folder that cannot be written and a file that goes meanwhile are not errors: the stage runs
         again next time.
         """
         # The files may change meanwhile: other processes write what a stage has registered.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, WorkspaceError):
             with self._looking:
                 if self._code is not None:
                     self._code.look_again()
@@ -221,6 +229,11 @@ class Cache:
                 self._stored.add(code)
             last = {"run_id": self._run_id, "state": result.judged().state, "parts": key.parts, "code": code}
             self._write(self._last_path(result.name), last)
+            if code and plan is not None and self._code is not None:
+                with self._looking:
+                    now = self._code.of(plan).files
+                if any(now.get(name) != told for name, told in files.items()):
+                    return
             if result.judged().state is State.SUCCEEDED:
                 stamps = _stamps(path for path in _paths(result) if os.path.exists(path))
                 stage = events.encode(StageFinished(result))

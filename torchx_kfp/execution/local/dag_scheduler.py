@@ -511,7 +511,7 @@ class Scheduler:
         self._end(run, result)
         if self._cache is not None:
             written = [*itertools.chain(*running.attempt.written.values())]
-            self._in_order.submit(self._cache.put, run.key, self._results[run.name], written)
+            self._in_order.submit(self._cache.put, run.key, self._results[run.name], written, running.attempt.plan)
 
     def _clash(self, running: _Running) -> str:
         """Return why artifacts of an attempt may be those of another one, which ran at the same time; empty if not."""
