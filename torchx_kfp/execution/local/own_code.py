@@ -102,7 +102,7 @@ class LocalCode:
         self._listed = functools.cache(self._list)
         self._packed = functools.cache(self._files_of)
         #: What finds code in a workspace or the directory, and in further folders.
-        self._finders: dict[tuple[str, tuple[str, ...]], UsedFiles] = {}
+        self._finders: dict[tuple[str, ...], UsedFiles] = {}
         self._added = functools.cache(_added_folders)
 
     def of(self, plan: AttemptPlan) -> Code:
@@ -128,10 +128,10 @@ class LocalCode:
         finder = self._finder(workspace, folders)
         code = finder.of(programs, texts)
         if not workspace:
-            reached = {path for text in named for path in _reached(text, self._directory)}
-            reached.update(*(_reached_by(*finder.files[name][1:3]) for name in code.files if name.endswith(".py")))
-            named += reached
-            if added := sorted(filter(_has_modules, reached)):
+            reached = [_reached(text, self._directory) for text in named]
+            reached += [_reached_by(*finder.files[name][1:3]) for name in code.files if name.endswith(".py")]
+            named += {path for files, _ in reached for path in files}
+            if added := sorted({path for _, places in reached for path in places if _has_modules(path)}):
                 code = self._finder(workspace, [*folders, *added]).of(programs, texts)
         others = {file.path: file.fingerprint for file in self._named(named, is_here=not workspace)}
         return Code({**others, **code.files}, code.whole)
@@ -148,19 +148,23 @@ class LocalCode:
         self._listed.cache_clear()
 
     def _finder(self, workspace: str, places: Iterable[str]) -> UsedFiles:
-        folders = (*dict.fromkeys(os.path.realpath(os.path.join(self._directory, place)) for place in places),)
         files = dict(self._packed(workspace) if workspace else self._listed(self._directory))
         whole = ["the workspace" if workspace else self._shown(self._directory)]
-        known = {file.path for file in files.values()}
-        for folder in folders:
-            found = {file.path: file for file in self._listed(folder).values() if file.path not in known}
-            if found and (not workspace or not folder.startswith(os.path.join(self._directory, ""))):
+        known, top = {file.path for file in files.values()}, os.path.join(self._directory, "")
+        folders: list[str] = []
+        for folder in dict.fromkeys(os.path.realpath(os.path.join(self._directory, place)) for place in places):
+            inside = os.path.join(folder, "")
+            if inside.startswith(top) and (workspace or any(path.startswith(inside) for path in known)):
+                continue
+            if found := {file.path: file for file in self._listed(folder).values() if file.path not in known}:
                 files |= found
+                folders.append(folder)
                 whole.append(self._shown(folder))
-        before = self._finders.get((workspace, folders))
+        key = (workspace, *folders)
+        before = self._finders.get(key)
         if before is not None and before.files == files:
             return before
-        finder = self._finders[workspace, folders] = UsedFiles(files, " and ".join(dict.fromkeys(whole)))
+        finder = self._finders[key] = UsedFiles(files, " and ".join(dict.fromkeys(whole)))
         return finder
 
     def _files_of(self, workspace: str) -> dict[str, CodeFile]:
@@ -258,14 +262,19 @@ def _shell_words(words: Iterable[str], variables: Mapping[str, str]) -> list[str
     return [os.path.expanduser(string.Template(word).safe_substitute(variables)) for word in found]
 
 
-def _reached(text: str, folder: str) -> set[str]:
-    """Return the files outside of a folder that a program in it names, and folders that it adds to ``sys.path``."""
-    found = {path.lstrip("/") if path.startswith("/..") else path for path in _LEADS_OUT.findall(text)}
+def _reached(text: str, folder: str) -> tuple[set[str], set[str]]:
+    """Return the files outside of a folder that a program in it may name, and the folders to import modules from."""
+    files = {path.lstrip("/") if path.startswith("/..") else path for path in _LEADS_OUT.findall(text)}
+    places: set[str] = set()
     if _CHANGES_PATH.search(text):
         ups = [len(_GOES_UP.findall(line)) - 1 for line in text.splitlines() if "__file__" in line]
         ups += map(int, _GOES_UP_BY.findall(text))
-        found.update("../" * count for count in ups if count > 0)
-    return {os.path.normpath(os.path.join(folder, path)) for path in found}
+        places = files | {"../" * count for count in ups if count > 0}
+    return _below(files, folder), _below(places, folder)
+
+
+def _below(paths: Iterable[str], folder: str) -> set[str]:
+    return {os.path.normpath(os.path.join(folder, path)) for path in paths}
 
 
 def _has_modules(folder: str) -> bool:
@@ -273,7 +282,7 @@ def _has_modules(folder: str) -> bool:
 
 
 @functools.lru_cache(1 << 15)
-def _reached_by(path: str, _fingerprint: str) -> set[str]:
+def _reached_by(path: str, _fingerprint: str) -> tuple[set[str], set[str]]:
     return _reached(text_of(path), os.path.dirname(path))
 
 
