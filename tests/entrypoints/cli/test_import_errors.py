@@ -116,10 +116,28 @@ def test_an_error_has_the_users_lines(mistake: str, call: Call, tmp_path: Path) 
             "    task_from_app(app(), tracker_base='r', reads=t)",
             "reads={'train': dsl.Collected(train.outputs['run_id'])}.",
         ),
+        (
+            "with dsl.If(go == 1):\n        t = task_from_app(app(), tracker_base='r')\n"
+            "    task_from_app(app(), tracker_base='r', reads=t)",
+            "dsl.OneOf(one.output, other.output).",
+        ),
+        (
+            "with dsl.If(go == 1):\n        with dsl.ParallelFor([1]):\n"
+            "            t = task_from_app(app(), tracker_base='r')\n"
+            "    task_from_app(app(), tracker_base='r', reads={'all': dsl.Collected(t.outputs['run_id'])})",
+            "inside the same dsl.If, or put dsl.If inside the loop.",
+        ),
+        (
+            "t = task_from_app(app(), tracker_base='r')\n"
+            "    task_from_app(app(), tracker_base='r', reads={'all': dsl.Collected(t.outputs['run_id'])})",
+            "Read another task itself: reads=task.",
+        ),
+        ("task_from_app(app()).after('train')", "not its name: .after(task)."),
+        ("task_from_app(app()).set_env_variable('A', text)", "Role(env={'NAME': f'{channel}'})."),
     ],
 )
 def test_what_kfp_refuses_at_the_end_of_a_pipeline(body: str, words: str, call: Call, tmp_path: Path) -> None:
-    text = f"{FILE.partition('@dsl.pipeline')[0]}@dsl.pipeline\ndef p():\n    {body}\n"
+    text = f"{FILE.partition('@dsl.pipeline')[0]}@dsl.pipeline\ndef p(go: int = 1, text: str = ''):\n    {body}\n"
     (tmp_path / "wrong.py").write_text(text)
     assert call("compile", str(tmp_path / "wrong.py")).stderr.endswith(f"{words}\n")
 

@@ -56,7 +56,16 @@ _HINTS = {
     ),
     "no attribute 'task_name'": "dsl.Collected takes outputs, not tasks: reads=dsl.Collected(task.outputs['run_id']).",
     "Task is missing from pipeline": "No stage is made: stages.python(train, image=...) makes one, train() does not.",
-    "using dsl.Collected": "After a loop, read all: reads={'train': dsl.Collected(train.outputs['run_id'])}.",
+    "bad argument type for built-in operation": (
+        "KFP's task.set_env_variable takes constants. Give a channel to the AppDef: Role(env={'NAME': f'{channel}'})."
+    ),
+    "'str' object has no attribute 'name'": "Where KFP wants a task, give the task itself, not its name: .after(task).",
+    "can only be used to fan-in": "dsl.Collected is for the tasks of a loop. Read another task itself: reads=task.",
+    "When using dsl.Collected": "Read the loop inside the same dsl.If, or put dsl.If inside the loop.",
+    "upstream task within a dsl.If": (
+        "Read the task inside the same dsl.If, or return one of several branches: dsl.OneOf(one.output, other.output)."
+    ),
+    "list using dsl.Collected": "After a loop, read all: reads={'train': dsl.Collected(train.outputs['run_id'])}.",
 }
 #: How many calls in the user's files are shown, the innermost last.
 _MOST_FRAMES = 10
