@@ -131,3 +131,12 @@ def test_names_of_another_version_are_said_to_be_unknown(name: str, old: str, ne
     assert re.search(says("pod", "of this run", new, "states, results and logs of stages may be missing"), sentence)
     cached = {stage.name for stage in record.run.stages if stage.state is State.CACHED}
     assert cached <= {stage.name for stage in before.run.stages if stage.state is State.CACHED}
+
+
+@pytest.mark.parametrize("name", ["nested-loop", "succeeded"])
+def test_nodes_that_are_not_read_again_are_known(name: str) -> None:
+    """Those of a stage that has ended are read once, in a run that is watched."""
+    with replaying(name) as replayed:
+        for each in answers(name):
+            replayed.see(*each)
+            assert not [sentence for sentence in replayed.run.read().corrupt if "does not know" in sentence]
