@@ -1,8 +1,9 @@
 """The code on this machine that the processes of a run can use.
 
 It is what ``UsedFiles`` finds in a stage's workspace or, without one, in the directory in which it starts; and in
-folders from which its interpreter imports packages that are not installed there: those of ``PYTHONPATH`` and of
-editable installs (PEP 610).
+folders from which its interpreter imports packages that are not installed there: those of ``PYTHONPATH``, of editable
+installs (PEP 610), and those that its files add to ``sys.path``. Folders of its scripts count as well, and those to
+which its command goes.
 """
 
 from __future__ import annotations
