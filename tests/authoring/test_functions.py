@@ -287,7 +287,7 @@ def test_a_parameter_is_text_or_a_constant(kind: str, body: str) -> None:
 
 def several(a: int = 1, b: int = 2, c: str = "x") -> specs.AppDef:
     steps = a * 100
-    return show(str(steps), str(b + 2), c)
+    return show(str(steps), str(b * 2), c)
 
 
 def placed(a: int = 1, b: int = 2, c: str = "x") -> specs.AppDef:
@@ -299,8 +299,9 @@ def test_the_message_has_the_line_and_the_call_that_works() -> None:
     begins = r"^The function '{}' uses parameters for more than text, so KFP cannot fill them in at run time:\n"
     with pytest.raises(
         AppDefError,
-        match=begins.format("several") + rf"- 'a': the operation mul, {__file__}:{first + 1}\n"
-        r"Give them as constants: component_from_function\(several, a=1, c='y'\)\.$",
+        match=begins.format("several")
+        + rf"- 'a': the operation mul, {__file__}:{first + 1}\n- 'b': the operation mul, {__file__}:{first + 2}\n"
+        r"Give them as constants: component_from_function\(several, a=1, b=2, c='y'\)\.$",
     ):
         component_from_function(several, c="y")
     with pytest.raises(

@@ -175,7 +175,7 @@ class _Call:
         try:
             return self._run(values)
         except ValueNeededError as error:
-            self.refuse({error.name: f"{error.what}, {self._line_of(error)}"})
+            self.refuse(self._needed(values, error))
         except Exception as error:
             raise AppDefError(
                 f"{self.title} failed with {type(error).__name__}: {error} ({self._line_of(error)}). It was called "
@@ -183,6 +183,20 @@ class _Call:
                 "time. Give parameters whose values it needs as constants: "
                 f"component_from_function({self.name}, NAME=...)."
             ) from error
+
+    def _needed(self, values: Mapping[str, object], error: ValueNeededError) -> dict[str, str]:
+        """Return all parameters whose values the function needs: it goes on with the defaults of those that it has."""
+        found = {error.name: f"{error.what}, {self._line_of(error)}"}
+        default = self.signature.parameters[error.name].default
+        if default is not inspect.Parameter.empty and values[error.name] is not default:
+            given = {**values, error.name: default}
+            try:
+                self._run(given)
+            except ValueNeededError as another:
+                found |= self._needed(given, another)
+            except Exception:  # of the function, for the default
+                return found
+        return found
 
     def _run(self, values: Mapping[str, object]) -> Any:
         """Call the function with copies, so that it cannot change the arguments."""
