@@ -198,3 +198,18 @@ def test_the_time_for_a_loop_of_cached_stages_grows_with_its_length() -> None:
         return took
 
     assert seconds(1200) < 16 * seconds(150), "it is 8 times as long"
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        (["old/score/pod-0"], {}),
+        (["old/score/pod-0", "old/score/pod-1", "old/score/pod-2"], {}),
+        (["old/trial/pod-0", "old/score/pod-1"], {"score[1]": "old/score/pod-1"}),
+    ],
+)
+def test_run_ids_that_may_be_of_another_execution_are_not_taken(scores: list[str], expected: dict[str, str]) -> None:
+    places = list(walk(load_pipeline(long), arguments={"tracker_base": "/results"}))
+    [reads] = [place.task.inputs for place in places if place.name == "best"]
+    ends = {f"score[{number}]": StageResult("", "score", State.CACHED) for number in range(2)}
+    assert cached_run_ids(places, ends, {"best": dict.fromkeys(reads, scores)}, lambda by_base: {}) == expected
