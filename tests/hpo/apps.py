@@ -6,7 +6,7 @@ from typing import Any
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from torchx_kfp import hpo, task_from_app
+from torchx_kfp import Stages, hpo, task_from_app
 
 #: Records the squared distance of lr from 0.1, and fails with 3 for the third layer.
 TRIAL = """
@@ -20,6 +20,11 @@ with open(path, "w") as file:
     json.dump({"loss": (lr - 0.1) ** 2, "size": layers}, file)
 """
 SPACES = {"lr": hpo.log(1e-4, 1.0), "layers": hpo.int(1, 3)}
+
+
+@dsl.component(base_image="python:3.12")
+def squared(x: float) -> float:
+    return x * x
 
 
 def python(code: str, *args: str, name: str = "train", **fields: Any) -> AppDef:
@@ -38,6 +43,38 @@ def searching(trial: Any = train, parameters: Any = SPACES, **options: Any) -> A
     @dsl.pipeline(name="searching")
     def pipeline(tracker_base: str):
         hpo.search(trial, parameters, tracker_base=tracker_base, **{**usual, **options})
+
+    return pipeline
+
+
+def searching_tasks(**options: Any) -> Any:
+    """Return a pipeline with a search whose trials are tasks."""
+
+    @dsl.pipeline(name="searching")
+    def pipeline(tracker_base: str):
+        stages = Stages(tracker_base=tracker_base, secrets={"s3": {"key": "AWS_SECRET_ACCESS_KEY"}})
+        usual = {"minimize": "loss", "rounds": 1, "trials": 2, "tracker_base": tracker_base}
+        hpo.search(lambda p: stages.task(train(p)), SPACES, **usual, **options)
+
+    return pipeline
+
+
+def searching_stages(prepare: Any, fit: Any) -> Any:
+    """Return a pipeline with a search, in a loop, whose trials are two functions."""
+
+    @dsl.pipeline(name="searching")
+    def pipeline(tracker_base: str):
+        stages = Stages(tracker_base=tracker_base)
+        with dsl.ParallelFor([0.5]) as scale:
+
+            def trial(p: hpo.Parameters) -> dsl.PipelineTask:
+                prepared = stages.python(prepare, image="i", lr=p.lr)
+                options = {"image": "i", "lr": p.lr, "layers": p.layers, "scale": scale}
+                return stages.python(fit, reads=prepared, may_fail=True, **options)
+
+            spaces = {"lr": hpo.choice(0.125), "layers": hpo.int(1, 3)}
+            best = hpo.search(trial, spaces, minimize="loss", optimizer="grid", tracker_base=tracker_base)
+            stages.task(python("import sys; print(sys.argv[1])", f"{best.outputs['layers']}", name="deploy"))
 
     return pipeline
 

@@ -14,8 +14,8 @@ from torchx.specs import AppDef, Role, VolumeMount
 from tests.authoring.apps import compile_pipeline
 from tests.documents import documents
 from tests.facts import says
-from tests.hpo.apps import TRIAL, python, searching, train, with_search
-from torchx_kfp import hpo
+from tests.hpo.apps import TRIAL, python, searching, searching_stages, searching_tasks, squared, train, with_search
+from torchx_kfp import Stages, hpo
 from torchx_kfp.errors import AppDefError, SearchError
 from torchx_kfp.local import RunResult, Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
@@ -162,6 +162,13 @@ def test_the_parameters_are_arguments_of_a_component() -> None:
         ),
         *(({"seed": wrong}, [f"seed is {wrong!r}"]) for wrong in ("x", 1.5)),
         *(({"minimize": wrong}, ["minimize has", "loss"]) for wrong in (None, [5])),
+        (
+            {"trial": lambda p: Stages(tracker_base="/data").task(train(p))},
+            ["'train'", "search's tracker base", "Stages(tracker_base=tracker_base)"],
+        ),
+        ({"trial": lambda p: Stages().task(train(p))}, ["'train'", "search's tracker base"]),
+        ({"trial": lambda p: squared(x=1.0)}, ["'squared'", "search's tracker base"]),
+        ({"trial": lambda p: [squared(x=1.0), train(p)][1]}, ["makes the task 'squared'", "does not depend on it"]),
         ({"optimizer": None}, ["optimizer is None", "'random'"]),
         ({"optimizer": "ax"}, ["'ax'", "torchx-kfp[ax]", "image="]),
         ({"optimizer": "mine.search:ask"}, ["torchx-kfp and mine.search", "image="]),
@@ -191,3 +198,39 @@ def test_trials_with_an_engine_may_have_claims_that_are_read_only() -> None:
     compiled = compile_pipeline(searching(trial, engine="job"))
     assert "mountPath: /data" not in compiled
     assert "mountPath: /results" in compiled
+
+
+def test_trials_are_tasks_of_several_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is a Python function, which reads what another stage of its own trial has recorded."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/trials.py").write_text(
+        "def prepare(lr: float) -> float:\n"
+        "    return lr * 2\n\n"
+        "def fit(prepare: float, lr: float, layers: int, scale: float) -> dict:\n"
+        "    assert layers < 3, 'too many'\n"
+        "    return {'loss': prepare / lr * layers * scale}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    import trials  # type: ignore[import-not-found]
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    done = execute(searching_stages(trials.prepare, trials.fit), tmp_path)
+    done.raise_for_failure()
+    found = {stage.name: stage for stage in done.stages}
+    trial = ["[0,0]", "[0,1]", "[0,2]"]
+    names = [*(f"{name}{place}" for name in ("fit", "prepare") for place in trial), "search-ask-1[0]", "search-best[0]"]
+    assert sorted(found) == ["deploy[0]", *names]
+    assert found["search-best[0]"].outputs["loss"] == 1.0
+    assert found["deploy[0]"].last_lines() == ["1"]
+
+
+def test_the_stages_that_ask_have_the_options_of_the_trials_task() -> None:
+    _, platform = documents(compile_pipeline(searching_tasks()))
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert {name for name, it in executors.items() if "secretAsEnv" in it} == {
+        "exec-search-ask-1",
+        "exec-search-best",
+        "exec-train",
+    }
+    with pytest.raises(SearchError, match=says("'engine'", "task")):
+        compile_pipeline(searching_tasks(engine="job"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kfp import dsl
 from kfp.dsl import pipeline_channel
@@ -22,6 +22,9 @@ from torchx_kfp.contract.inputs import RUN_ID, find_rewritten
 from torchx_kfp.errors import AppDefError, TrackerError, UnknownNameError
 from torchx_kfp.tracking.tracker import check_tracker_base
 
+if TYPE_CHECKING:
+    from torchx import specs
+
 #: An fsspec URL, a directory, or a channel for one of these.
 TrackerBase = str | Channel
 #: A task, or its run id: a channel, or a string.
@@ -33,8 +36,11 @@ Reads = PipelineTask | Channel | Iterable[PipelineTask | Channel] | Mapping[str,
 class StageOutputs(dict[str, Any]):
     """The outputs of a stage's task, by KFP's names or by the names with which results are recorded.
 
-    They also have what else is known of the stage: its name as it was given, and its tracker base.
+    They also have what else is known of the stage: its name as it was given, its tracker base, and the AppDef and the
+    options of which its task was made.
     """
+
+    made_of: tuple[specs.AppDef, Any] | None = None
 
     def __init__(self, outputs: Mapping[str, Any], stage: str, tracker_base: TrackerBase | None) -> None:
         super().__init__(outputs)

@@ -111,7 +111,10 @@ class Stages(SharedOptions):
         """
         stage = self._with("task", options)
         _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
-        return emit.make_task(plan_stage(app, stage))
+        task = emit.make_task(plan_stage(app, stage))
+        if (outputs := outputs_of(task)) is not None:
+            outputs.made_of = app, stage
+        return task
 
     def python(
         self,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kfp import dsl
-from kfp.dsl import pipeline_channel
+from kfp.dsl import pipeline_channel, pipeline_context
 from torchx import specs
 
 from torchx_kfp.authoring.appdef import check_app, check_name
-from torchx_kfp.authoring.reads import TrackerBase
+from torchx_kfp.authoring.options import StageOptions
+from torchx_kfp.authoring.reads import TrackerBase, outputs_of
 from torchx_kfp.authoring.references import Channel
 from torchx_kfp.authoring.stages import task_from_app
 from torchx_kfp.common.text import describe_unknown
@@ -24,8 +26,9 @@ from torchx_kfp.hpo.spaces import Space
 
 #: The aliases with which ``ask`` reads the stage before it, and its trials.
 _BEFORE, _TRIALS = "search", "trials"
-#: Begins the name of a stand-in, with which ``trial`` is called before the search starts.
-_STAND_IN = "torchx-kfp-parameter-"
+#: Begins the name of a stand-in, with which ``trial`` is called before the search starts. It is like a parameter of the
+#: pipeline.
+_STAND_IN = "torchx_kfp_parameter_"
 
 
 class _UnknownParameterError(SearchError, AttributeError):
@@ -67,7 +70,7 @@ class Parameters(Mapping[str, Any]):
 
 
 def search(
-    trial: Callable[[Parameters], specs.AppDef],
+    trial: Callable[[Parameters], specs.AppDef | dsl.PipelineTask],
     parameters: Mapping[str, Space],
     *,
     minimize: str | list[str] = (),  # type: ignore[assignment]
@@ -90,8 +93,10 @@ def search(
     asks for the next ones, and so on; ``search-best`` names the best one.
 
     Args:
-        trial: a function that returns the AppDef of a trial. It gets the parameters as channels, and is called once for
-            each round and once before. The trial records the objectives as results: ``current_run().put(loss=0.3)``.
+        trial: a function that returns the AppDef of a trial, or the task of a tracked stage: ``lambda p:
+            stages.python(fit, lr=p.lr)``. It may make further tasks, if the one that it returns depends on them. It
+            gets the parameters as channels, and is called once for each round and once before. The stage that it
+            returns records the objectives as results: ``current_run().put(loss=0.3)``.
         parameters: the space to search: {name: ``hpo.float``, ``hpo.log``, ``hpo.int`` or ``hpo.choice``}.
         minimize: the result to minimize, or a list of several.
         maximize: the result to maximize, or a list. With several objectives, the best trial is the one that is best
@@ -105,14 +110,15 @@ def search(
         seed: makes the search ask for the same trials each time, if those have the same results. The search is then
             cached. Without a seed, it asks anew in each run.
         may_fail: whether the search continues without failed trials. It ends if no trial has succeeded when a round
-            ends.
+            ends. The task that ``trial`` returns has its own option.
         image: the image of the stages that ask, which needs torchx-kfp (for ``ax`` with the extra ``ax``). The default
             is the image of the trials, but only with the optimizers ``random`` and ``grid``.
         configure: a function that changes the trials' task, for settings that an AppDef does not have, such as
             ``lambda task: kubernetes.add_toleration(task, key="gpu", operator="Exists")``. It is called for each round.
         name: the name of the search, with which the names of its stages begin.
         options: options of the trials: those of ``task_from_app``, except ``results``. ``secrets``,
-            ``cache``, ``inline`` and ``workspace`` also apply to the stages that ask.
+            ``cache``, ``inline`` and ``workspace`` also apply to the stages that ask. A task that ``trial`` returns has
+            its own options, and those of them apply.
 
     Returns:
         The task of the last stage. Its outputs are the best value of each parameter, the objectives that the best
@@ -128,7 +134,14 @@ def search(
     check_name(name, "The name of the search")
     definition = define_search(parameters, minimize, maximize, rounds, trials, optimizer, seed)
     check_count("parallelism", parallelism)
-    app = _ask_app(name, definition, _look_at(trial, [*parameters]), image)
+    tried_app, of_task = _look_at(trial, [*parameters], tracker_base)
+    if of_task is not None:
+        if options:
+            raise SearchError(
+                f"{min(options)!r} is an option of trials that are AppDefs. trial() returns a task: give it to that."
+            )
+        options = {option: getattr(of_task, option) for option in ("secrets", "inline", "workspace", "cache")}
+    app = _ask_app(name, definition, tried_app, image)
     own = {option: value for option, value in options.items() if option in ("secrets", "inline", "workspace")}
     # With a seed, and with a grid, the same search always asks for the same trials.
     own["cache"] = (optimizer == "grid" or seed is not None) and options.get("cache", True)
@@ -144,7 +157,9 @@ def search(
         )
         with dsl.ParallelFor(asked.outputs[TRIALS], parallelism=parallelism) as item:
             channels = Parameters({parameter: getattr(item, parameter) for parameter in parameters})
-            tried = task_from_app(trial(channels), tracker_base=tracker_base, results={}, may_fail=may_fail, **options)
+            tried = trial(channels)
+            if not isinstance(tried, dsl.PipelineTask):
+                tried = task_from_app(tried, tracker_base=tracker_base, results={}, may_fail=may_fail, **options)
             if configure is not None:
                 configure(tried)
         reads = {_BEFORE: asked, _TRIALS: dsl.Collected(tried.outputs["run_id"])}
@@ -153,17 +168,37 @@ def search(
     )
 
 
-def _look_at(trial: Callable[[Parameters], specs.AppDef], parameters: Sequence[str]) -> specs.AppDef:
-    """Return the AppDef of a trial with stand-ins for its parameters."""
+def _look_at(
+    trial: Callable[[Parameters], specs.AppDef | dsl.PipelineTask], parameters: Sequence[str], tracker_base: TrackerBase
+) -> tuple[specs.AppDef, StageOptions | None]:
+    """Return the AppDef of a trial with stand-ins for its parameters, and its options if ``trial`` makes its task."""
     stand_ins = Parameters(
         {name: pipeline_channel.create_pipeline_channel(f"{_STAND_IN}{name}", "String") for name in parameters}
     )
-    call = "Write a function of one argument that returns an AppDef, such as lambda p: train(lr=p.lr), or train(**p)."
+    call = (
+        "Write a function of one argument that returns an AppDef or a task, such as lambda p: train(lr=p.lr), "
+        "train(**p), or stages.python(fit, lr=p.lr)."
+    )
     try:
         inspect.signature(trial).bind(stand_ins)
     except TypeError as error:
         raise SearchError(f"trial cannot be called with the parameters of a trial: {error}. {call}") from None
-    app = trial(stand_ins)
+    with _aside() as tasks:
+        tried = trial(stand_ins)
+    is_task = isinstance(tried, dsl.PipelineTask)
+    if others := [name for name, task in tasks.items() if task not in (_needed_by(tried, tasks) if is_task else ())]:
+        raise SearchError(
+            f"trial() makes the task {others[0]!r}, and returns {'a task' if is_task else 'something'} that does not "
+            "depend on it. Return the task that records the objectives, and let it read the others: "
+            "stages.task(train, reads=prepared)."
+        )
+    outputs = outputs_of(tried)
+    if is_task and (outputs is None or outputs.made_of is None or str(outputs.tracker_base) != str(tracker_base)):
+        raise SearchError(
+            f"trial() returns the task {tried.name!r}, which is not a stage with the search's tracker base. Return one "
+            "that records the objectives: Stages(tracker_base=tracker_base).task(app), or .python(fit, lr=p.lr)."
+        )
+    app, options = (tried, None) if outputs is None or outputs.made_of is None else outputs.made_of
     check_app(app)
     unused = [name for name in parameters if name not in stand_ins._used]
     if unused:
@@ -172,7 +207,34 @@ def _look_at(trial: Callable[[Parameters], specs.AppDef], parameters: Sequence[s
             f"parameter on, for example args=['--{unused[0]}', f'{{p.{unused[0]}}}'], or leave it out of parameters. "
             f"{call}"
         )
-    return app
+    return app, options
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[Mapping[str, dsl.PipelineTask]]:
+    """Collect the tasks that are made meanwhile, by name; the pipeline that is being defined does not get them."""
+    pipeline, aside = pipeline_context.Pipeline._default_pipeline, pipeline_context.Pipeline("trial")
+    if pipeline is not None:  # its tasks and the items of its loops can be used
+        aside.tasks.update(pipeline.tasks)
+        aside.groups[:0] = pipeline.groups
+    known = {*aside.tasks}
+    made: dict[str, dsl.PipelineTask] = {}
+    pipeline_context.Pipeline._default_pipeline = None
+    try:
+        with aside:
+            yield made
+        made.update({name: task for name, task in aside.tasks.items() if name not in known})
+    finally:
+        pipeline_context.Pipeline._default_pipeline = pipeline
+
+
+def _needed_by(task: dsl.PipelineTask, tasks: Mapping[str, dsl.PipelineTask]) -> list[dsl.PipelineTask]:
+    """Return the task and those of these tasks on which it depends."""
+    needed = [task]
+    for each in needed:  # which grows
+        names = {channel.task_name for channel in each.channel_inputs} | {*each.dependent_tasks}
+        needed += [tasks[name] for name in names if name in tasks and tasks[name] not in needed]
+    return needed
 
 
 def _ask_app(name: str, definition: Mapping[str, Any], app: specs.AppDef, image: str | Channel | None) -> specs.AppDef:
