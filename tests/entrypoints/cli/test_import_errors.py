@@ -133,6 +133,23 @@ def test_an_error_has_the_users_lines(mistake: str, call: Call, tmp_path: Path) 
             "Read another task itself: reads=task.",
         ),
         ("task_from_app(app()).after('train')", "not its name: .after(task)."),
+        ("with dsl.ParallelFor([{'task': 1}]):\n        task_from_app(app())", "rename the field of the loop's items."),
+        (
+            "t = task_from_app(app(), tracker_base='r')\n"
+            "    task_from_app(app('b'), tracker_base='r', reads=t).ignore_upstream_failure()",
+            "Let that one fail instead: stages.task(app, may_fail=True).",
+        ),
+        (
+            "t = task_from_app(app(), tracker_base='r')\n"
+            "    with dsl.ExitHandler(task_from_app(app('b'), tracker_base='r', reads=t)):\n        task_from_app(app())",
+            "what is recorded: torchx_kfp.tracking.open_tracker(tracker_base).",
+        ),
+        (
+            "with dsl.If(go == 1) as block:\n        task_from_app(app())\n    task_from_app(app()).after(block)",
+            "give one inside of the block, not the block.",
+        ),
+        ("torchx_kfp.Stages('r').task(app())", "Name the options of Stages: Stages(tracker_base=tracker_base)."),
+        ("torchx_kfp.hpo.search(app, {}, trial=3)", "The number of trials is trials=, with an s."),
         ("task_from_app(app()).set_env_variable('A', text)", "Role(env={'NAME': f'{channel}'})."),
     ],
 )
@@ -140,6 +157,14 @@ def test_what_kfp_refuses_at_the_end_of_a_pipeline(body: str, words: str, call: 
     text = f"{FILE.partition('@dsl.pipeline')[0]}@dsl.pipeline\ndef p(go: int = 1, text: str = ''):\n    {body}\n"
     (tmp_path / "wrong.py").write_text(text)
     assert call("compile", str(tmp_path / "wrong.py")).stderr.endswith(f"{words}\n")
+
+
+@pytest.mark.parametrize("default", ["dict = {'seed': None}", "list = [1, None]"])
+def test_none_in_a_default_is_named(default: str, call: Call, tmp_path: Path) -> None:
+    text = f"{FILE.partition('@dsl.pipeline')[0]}@dsl.pipeline\ndef p(c: {default}):\n    task_from_app(app())\n"
+    (tmp_path / "wrong.py").write_text(text)
+    said = call("compile", str(tmp_path / "wrong.py")).stderr
+    assert said.endswith("has None inside, which KFP does not take: leave it out, or give another value.\n")
 
 
 def test_the_lines_of_the_users_modules(call: Call, tmp_path: Path) -> None:

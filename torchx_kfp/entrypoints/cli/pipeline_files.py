@@ -49,7 +49,7 @@ _V1 = (
 )
 _HINTS = {
     _V1: "This is code of KFP v1, which kfp 2 does not run. Kubeflow's documentation has a guide to its migration.",
-    r"\{\{channel:|Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOperation": (
+    r"\{\{channel:|Pipeline\w*Channel|Loop\w*Argument(?!.*no setter)|ConditionOperation": (
         "A parameter of the pipeline, or an output of a task, has a value only when the pipeline runs. Pass it to the "
         "application, in args or env, which converts and formats it; compare it with dsl.If, or repeat stages with "
         "dsl.ParallelFor. Otherwise, give a constant."
@@ -59,12 +59,26 @@ _HINTS = {
     "bad argument type for built-in operation": (
         "KFP's task.set_env_variable takes constants. Give a channel to the AppDef: Role(env={'NAME': f'{channel}'})."
     ),
+    "^KeyError: '(condition|for-loop)-": "Where KFP wants a task, give one inside of the block, not the block.",
     "'str' object has no attribute 'name'": "Where KFP wants a task, give the task itself, not its name: .after(task).",
     "can only be used to fan-in": "dsl.Collected is for the tasks of a loop. Read another task itself: reads=task.",
     "When using dsl.Collected": "Read the loop inside the same dsl.If, or put dsl.If inside the loop.",
     "upstream task within a dsl.If": (
         "Read the task inside the same dsl.If, or return one of several branches: dsl.OneOf(one.output, other.output)."
     ),
+    "no setter|can't set attribute": "KFP has an attribute of this name: rename the field of the loop's items.",
+    "Value must be one of the following types": (
+        "A parameter's default has None inside, which KFP does not take: leave it out, or give another value."
+    ),
+    r"only use .ignore_upstream_failure\(\)": (
+        "A stage that reads another one needs its run id. Let that one fail instead: stages.task(app, may_fail=True)."
+    ),
+    "exit_task cannot depend": (
+        "An exit task also runs after a failure, so it reads no stage and takes no output. Give it parameters, such as "
+        "the tracker base, and read there what is recorded: torchx_kfp.tracking.open_tracker(tracker_base)."
+    ),
+    r"Stages\.__new__\(\) takes 1 positional": "Name the options of Stages: Stages(tracker_base=tracker_base).",
+    r"search\(\) got multiple values for argument 'trial'": "The number of trials is trials=, with an s.",
     "list using dsl.Collected": "After a loop, read all: reads={'train': dsl.Collected(train.outputs['run_id'])}.",
 }
 #: How many calls in the user's files are shown, the innermost last.
