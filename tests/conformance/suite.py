@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from tests.conformance.pipelines import packages
 from tests.conformance.place import RUN, Place
 from torchx_kfp import local
 from torchx_kfp.errors import UnsupportedPipelineError
-from torchx_kfp.execution.host.connection import Connection
+from torchx_kfp.execution.host.connection import make_client
 from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -227,9 +228,13 @@ class Suite:
         return submit(pipeline, given, host=connect(self.place.host, tracker_base=self.base), **options)
 
     def run(self, pipeline: Pipeline, arguments: Mapping[str, Any], name: str, **options: Any) -> RunResult:
-        """Run the pipeline on this machine."""
+        """Run the pipeline on this machine, in a new folder with a tracker base."""
         folder = self.folder / f"{name}-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
+        return self.run_in(folder, pipeline, arguments, **options)
+
+    def run_in(self, folder: Path, pipeline: Pipeline, arguments: Mapping[str, Any], **options: Any) -> RunResult:
+        """Run the pipeline on this machine, in a folder."""
         given = self.arguments(pipeline, arguments, str(folder / "base"))
         options = {"cache": False, "watch": Watch(), **options}
         return local.run(pipeline, given, output_dir=folder / "runs", directory=str(folder), **options)
@@ -246,7 +251,9 @@ class Suite:
     def remove(self, run_id: str) -> None:
         """Remove a run from the host, and what it has recorded."""
         if not self.place.keeps:
-            Connection(read_settings({"host": self.place.host})).delete(f"/apis/v2beta1/runs/{run_id}")
+            with warnings.catch_warnings():  # kfp's client calls what urllib3 deprecates
+                warnings.simplefilter("ignore", DeprecationWarning)
+                make_client(read_settings({"host": self.place.host})).delete_run(run_id)
             self._remove(f"{self.base}/{run_id}", f"{self.base}-artifacts/{run_id}")
 
     def close(self) -> None:
