@@ -55,6 +55,9 @@ def counted(names: list[str], rows: int = 1):
 def joined(names: list):
     return sum(map(len, names))
 
+def names_text(names: str):
+    return names
+
 def by_position(loss=0.1, /):
     return loss
 
@@ -232,6 +235,11 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
         (["-m", "functions", "score"], {"train": "p1/prepare/e1"}, ["needs 'loss'", "train has recorded names"]),
         (["-m", "functions", "whole"], TRAIN, ["loss of whole() is int", "0.5", "type float", "Record int there"]),
         (["-m", "functions", "text"], TRAIN, ["loss of text() is str", "0.5", "type float", "Record str there"]),
+        (
+            ["-m", "functions", "names_text"],
+            {"prepare": "p1/prepare/e1"},
+            ["names of names_text() is str, but prepare returned ['", "Return one value there", "with list"],
+        ),
         (["-m", "functions", "decides"], {"judge": "p1/train/e1"}, ["needs 'judge'", "judge has recorded loss, rate"]),
         (
             ["-m", "functions", "only"],

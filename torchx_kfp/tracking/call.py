@@ -190,7 +190,7 @@ def _read(
     results = {alias: _results_if_any(source) for alias, source in sources.items()} if left else {}
     if any(kind in (list, dict, None) and not _having(name, results) for name, (_, kind) in left.items()):
         results = {alias: _with_metadata(source, results[alias]) for alias, source in sources.items()}
-    for name, (parameter, _) in left.items():
+    for name, (parameter, kind) in left.items():
         having = _having(name, results)
         if len(having) == 1:
             found = results[having[0]]
@@ -208,6 +208,12 @@ def _read(
                 f"{alias} has recorded {', '.join(_names(found)) or 'nothing'}" for alias, found in results.items()
             ]
             hint = did_you_mean(name, [*results, *(each for found in results.values() for each in _names(found))])
+            for alias, source in sources.items():
+                if isinstance(source, Run) and isinstance(found := source.metadata().get(name), (list, dict)):
+                    raise CallError(
+                        f"{name} of {function}() is {(kind or str).__name__}, but {alias} returned {shown(found)}. "
+                        f"Return one value there, or annotate the parameter with {type(found).__name__}."
+                    )
             raise CallError(
                 f"{function}() needs {name!r}: pass {name}=VALUE, or read a stage that records it.{hint} Of the stages "
                 f"that this one reads, {'; '.join(there) or 'there is none'}."
