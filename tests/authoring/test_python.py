@@ -91,6 +91,15 @@ def cached(cache: bool):
     pass
 
 
+async def awaited():
+    return 1
+
+def yielding():
+    yield 1
+
+def any_named(**rates):
+    return rates
+
 def by_position(rate: float = 0.1, /):
     pass
 
@@ -225,6 +234,14 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
         AppDefError: [
             (calling("judge"), "judge() needs 'loss'", "stages.python(judge, loss=...)", "reads=task"),
             (calling("judge", lambda _: {"los": 1}), "judge() has no parameter 'los'", "'loss'?", "loss, limit"),
+            (calling("awaited"), "awaited() is async", "Write a function with def", "asyncio.run"),
+            (calling("yielding"), "yielding() is a generator", "Write a function with def", "return a list"),
+            (
+                calling("any_named", lambda _: {"rate": 1}),
+                "any_named() has no",
+                "'**rates'",
+                "def any_named(rate: float)",
+            ),
             (calling("judge", lambda _: {"cach": 1}), "'cach'", "Did you mean 'cache'?"),
             (calling("judge", lambda _: {"retries": 3}), "'retries'", "methods of a task: task.set_retry(3)"),
             (calling("judge", lambda _: {"loss": "much"}), "loss of judge() is float", "'much'"),

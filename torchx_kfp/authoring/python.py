@@ -56,7 +56,14 @@ def function_app(
         raise AppDefError(f"stages.python takes a function, but got {shown(function)}, of type {kind.__name__}. {way}")
     name = getattr(function, "__name__", repr(function))
     module = _module_of(function, name)
+    _check_kind(function, name)
     parameters = typed_parameters(function)
+    unnamed = [it for it in inspect.signature(function).parameters.values() if it.name not in parameters]
+    if unnamed and (unknown := [each for each in arguments if each not in parameters]):
+        raise AppDefError(
+            f"{name}() has no parameter {unknown[0]!r}, and a stage passes nothing to '{unnamed[0]}'. Name it in the "
+            f"signature, with its type: def {name}({unknown[0]}: float)."
+        )
     if both := sorted(parameters.keys() & options):
         raise AppDefError(f"{name}() has the parameter {both[0]!r}, which is also an option of a stage. Rename it.")
     check_arguments(f"{name}()", arguments, parameters, options)
@@ -89,6 +96,18 @@ def function_app(
     if resource is not None:
         role.resource = resource
     return specs.AppDef(name, [role])
+
+
+def _check_kind(function: Callable[..., Any], name: str) -> None:
+    """Reject a function that returns before it has run."""
+    is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    if is_async or inspect.isgeneratorfunction(function):
+        what = "is async" if is_async else "is a generator"
+        way = "call it with asyncio.run there, and return" if is_async else "and return a list"
+        raise AppDefError(
+            f"{name}() {what}, so a call of it does not run it to its end. Write a function with def, {way} what the "
+            "stage records."
+        )
 
 
 def _exact(value: Any) -> Any:
