@@ -96,9 +96,8 @@ def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call,
     assert f"The tracker base is {project / 'set'} ({run['run']})." in listed.stderr
     assert run["run"] in listed.stdout
     (project / "default.py").write_text(WITH_DEFAULT)
-    for more in ([], ["--docker"]):
-        planned = call("run", "default.py", "--dry-run", *more, TORCHX_KFP_TRACKER_BASE="set")
-        assert (planned.returncode, "The tracker base is" in planned.stderr) == (0, False), planned.stderr
+    planned = call("run", "default.py", "--dry-run", TORCHX_KFP_TRACKER_BASE="set")
+    assert (planned.returncode, "The tracker base is" in planned.stderr) == (0, False), planned.stderr
     guarded = call("results", TORCHX_KFP_TRACKER_BASE="http://user:word@localhost:1/b")
     assert "The tracker base is http://...@localhost:1/b (TORCHX_KFP_TRACKER_BASE)." in guarded.stderr
     assert "word" not in guarded.stderr
