@@ -21,7 +21,7 @@ from torchx_kfp.execution.pipeline.artifacts import LOCATION, Artifact, artifact
 from torchx_kfp.execution.report.figures import Figure, draw_roc
 from torchx_kfp.execution.report.formats import text
 from torchx_kfp.execution.report.model import Hyperlink
-from torchx_kfp.execution.runs.history import is_run
+from torchx_kfp.execution.runs.history import run_with
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.tracking.recorder import Artifact as StoredArtifact
@@ -164,9 +164,7 @@ class Links:
         path = Path(artifact.path).resolve()
         if not path.is_file():
             raise _NotShownError("It no longer exists.")
-        inside = path.relative_to(self._runs) if self._runs and path.is_relative_to(self._runs) else None
-        # A file next to the runs is of none of them.
-        if self._runs is None or inside is None or not is_run(self._runs / inside.parts[0]):
+        if self._runs is None or run_with(path, self._runs) is None:
             raise _NotShownError("It is outside the folder of runs and therefore not shown.")
         _verify_size(path.stat().st_size)
         return path.read_text(encoding="utf-8", errors="replace")

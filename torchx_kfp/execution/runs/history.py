@@ -329,6 +329,14 @@ def is_run(folder: Path) -> bool:
     return EVENTS_FILE in names or REQUEST_FILE in names
 
 
+def run_with(path: Path, runs: Path) -> Path | None:
+    """Return the folder of the run that has this file, wherever links lead; None if no run in the folder has it."""
+    path, runs = path.resolve(), runs.resolve()
+    # A file next to the runs is of none of them.
+    inside = path.relative_to(runs).parts if path.is_relative_to(runs) else ()
+    return runs / inside[0] if inside and is_run(runs / inside[0]) else None
+
+
 def _read_request(folder: Path, corrupt: list[str]) -> _RunFile:
     """Return the content of ``run.json``. If it cannot be read, return nothing and add a sentence to ``corrupt``."""
     path = folder / REQUEST_FILE

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchx_kfp.common.text import did_you_mean, listed, shown
+from torchx_kfp.entrypoints.cli.declared import (
+    artifact_as_json,
+    artifacts_of,
+    copy_artifact,
+    find_artifacts,
+    is_untracked,
+    no_artifact,
+    untracked_stages,
+    verify_here,
+)
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, show_stored
 from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import json_option
@@ -16,11 +27,13 @@ from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import Recorded, titled
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.pipeline.walk import is_execution, task_name
+from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.execution.runs.source import no_stage
 from torchx_kfp.tracking import Artifact
 from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
-    pass
+    from torchx_kfp.execution.pipeline.artifacts import Artifact as DeclaredArtifact
 
 
 @click.command("get")
@@ -43,42 +56,95 @@ def get_command(
     Its SHA-256 is checked. What is there already with the same content stays. --list shows the artifacts of RUN, or of
     one of its stages: their sizes, and where they are. Those without a size are registered, but not stored.
 
+    Stages without a tracker base have the artifacts that they declare to KFP: they are copied from the folder of a run
+    on this machine.
+
     \b
     torchx-kfp get latest --list
     torchx-kfp get latest/train/model models
 
     The code that travelled with a run is an archive in the storage, which `torchx-kfp show RUN` names.
     """
-    [located] = lookup.locate(run)
-    if only_lists or as_json:
-        _list(located, as_json=as_json)
+    only_lists = only_lists or as_json
+    others: list[dict[str, Any]] = []
+    if lookup.base is not None:
+        [located] = lookup.locate(run)
+    else:
+        source, part = lookup.find_part(run, reads="run ids")
+        record = source.read()
+        is_declared = is_untracked(record) or bool(part and untracked_stages(record, part))
+        if only_lists and is_declared:
+            _list(record.run_id, record.name, _declared(record, part), as_json=as_json)
+            return
+        found = {} if only_lists else find_artifacts(record, part)
+        if found or is_declared:
+            _copy(record, part, found, folder or os.curdir, overwrite=overwrite)
+            return
+        located = lookup.recorded(source, part)
+        if not part and record.folder is not None:
+            others = _declared(record, "")
+    if only_lists:
+        name, rows = _recorded(located)
+        _list(name, located.name, [*rows, *others], as_json=as_json)
     else:
         _get(run, located, folder or os.curdir, overwrite=overwrite)
 
 
-def _list(located: Recorded, *, as_json: bool) -> None:
+def _declared(record: RunRecord, part: str) -> list[dict[str, Any]]:
+    """Return rows about the artifacts of stages without a tracker base: all, or those that a part of the run means."""
+    verify_here(record)
+    stages = untracked_stages(record, part)
+    if part and not stages:
+        raise no_stage(record, part)
+    return [
+        {"run_id": None, "stage": stage, "name": name, "size": "", "stored": None, **artifact_as_json(artifact)}
+        for stage in stages
+        for name, artifact in artifacts_of(record.run.by_name[stage].result)
+    ]
+
+
+def _recorded(located: Recorded) -> tuple[str, list[dict[str, Any]]]:
+    """Return the full name of the run, and rows about the artifacts that its stages have registered."""
     name, found = _read(located)
-    if not found and not as_json:
-        print_message(f"{name} has no artifacts. A stage registers them with current_run().add_artifact(name, path).")
-        return
     rows = [
         {
             "run_id": run_id,
+            "stage": located.shown(run_id).removeprefix(f"{pipeline_run(name)}/"),
             "name": artifact.name,
+            "size": show_stored(artifact.stored),
             "path": artifact.url,
             "stored": artifact.stored.encode() if artifact.stored else None,
             "metadata": dict(artifact.metadata),
         }
         for run_id, artifact in found
     ]
-    sizes = {(run_id, artifact.name): show_stored(artifact.stored) for run_id, artifact in found}
-    columns = (
-        Column("stage", lambda row: located.shown(row["run_id"]).removeprefix(f"{pipeline_run(name)}/")),
-        Column("name"),
-        Column("size", lambda row: sizes[row["run_id"], row["name"]]),
-        Column("where", lambda row: row["path"]),
-    )
-    print_rows(rows, columns, as_json=as_json, above=f"Artifacts of {titled(located.name, name)}")
+    return name, rows
+
+
+def _list(run: str, name: str, rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    if not rows and not as_json:
+        print_message(f"{run} has no artifacts. A stage registers them with current_run().add_artifact(name, path).")
+        return
+    columns = [Column(name) for name in ("stage", "name", "size", "type") if any(row.get(name) for row in rows)]
+    columns.append(Column("where", lambda row: row["path"]))
+    shown_as = [{key: value for key, value in row.items() if key != "size"} for row in rows] if as_json else rows
+    print_rows(shown_as, columns, as_json=as_json, above=f"Artifacts of {titled(name, run)}")
+
+
+def _copy(record: RunRecord, wanted: str, found: dict[str, DeclaredArtifact], folder: str, *, overwrite: bool) -> None:
+    """Copy the artifact of a stage without a tracker base."""
+    if not found:
+        verify_here(record)
+        raise no_artifact(record, wanted)
+    if len(found) > 1:
+        raise ArgumentError(f"{wanted!r} means {len(found)} artifacts: {listed(found)}. Name one of them.")
+    [(name, artifact)] = found.items()
+    try:
+        path = copy_artifact(record, name, artifact, folder, overwrite=overwrite)
+    except OSError as error:
+        raise ArgumentError(f"{name} cannot be copied to {folder!r}: {explain(error)}.") from None
+    print_message(f"{name} of {record.run_id}")
+    print_text(path)
 
 
 def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:

@@ -13,6 +13,7 @@ import click
 from torchx_kfp.common.text import counted, duration, listed, moment, without_passwords
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER, WORKSPACE_PARAMETER, workspace_key
 from torchx_kfp.entrypoints.cli.commands.runs import run_as_json
+from torchx_kfp.entrypoints.cli.declared import describe, is_untracked, untracked_stages
 from torchx_kfp.entrypoints.cli.display.printing import (
     print_json,
     print_message,
@@ -30,6 +31,7 @@ from torchx_kfp.entrypoints.cli.recorded import titled
 from torchx_kfp.errors import ArgumentError, NotRecordedError, TrackerError, UnknownRunError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.record import RunRecord
+from torchx_kfp.execution.runs.source import choose_stage
 from torchx_kfp.tracking.curves import Curve
 from torchx_kfp.tracking.recorder import Artifact, Code, Search, describe_code
 from torchx_kfp.tracking.records import Record
@@ -48,7 +50,8 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
 
     Of a stage, all records are shown: results, metrics, metadata, artifacts, the runs that it reads, its start, and the
     code of its pipeline run. A cached stage is shown with the records that it took from the cache, and a stage
-    of a search with the search at that time.
+    of a search with the search at that time. A stage without a tracker base is shown with its state, inputs, outputs
+    and artifacts.
 
     \b
     torchx-kfp show latest
@@ -64,6 +67,10 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
         source, part = lookup.find_part(run)
         if not part:
             _describe_run(source.read(), lookup, as_json=as_json)
+            return
+        found = source.read()
+        if is_untracked(found) or untracked_stages(found, part):
+            _show_declared(describe(source, choose_stage(found, part)), as_json=as_json)
             return
     [located] = lookup.locate(run)
     if lineage:
@@ -90,7 +97,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     whole_id = pipeline_run(run_id)
     records = recorder.records([whole_id, run_id])
     record, whole = records[run_id], records[whole_id]
-    found = {
+    described = {
         "run_id": run_id,
         "results": recorder.get_many([run_id]).get(run_id, {}),
         "arguments": dict(record.arguments),
@@ -103,9 +110,29 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
         "started": vars(record.started) if record.started else None,
     }
     if as_json:
-        print_json(found)
+        print_json(described)
     else:
-        _print_table(found, record.search, whole.code, record.artifacts, located.name)
+        _print_table(described, record.search, whole.code, record.artifacts, located.name)
+
+
+def _show_declared(found: dict[str, Any], *, as_json: bool) -> None:
+    """Show what is known of a stage without a tracker base."""
+    if as_json:
+        print_json(found)
+        return
+
+    def shown(value: Any) -> str:
+        those = value if isinstance(value, list) else [value]
+        is_file = all(isinstance(it, dict) and it.keys() == {"type", "path", "metadata"} for it in those)
+        return ", ".join(f"{it['path']}  ({it['type']})" for it in those) if those and is_file else show_value(value)
+
+    kinds = {"input": "inputs", "output": "outputs", "artifact": "artifacts"}
+    own = ("state", "reason", "exit_code", "seconds", "log")
+    rows = [
+        *(("stage", name, str(found[name])) for name in own if found[name] not in (None, "")),
+        *((kind, name, shown(value)) for kind, those in kinds.items() for name, value in found[those].items()),
+    ]
+    print_facts(rows, above=f"Stage {found['run']}/{found['stage']}")
 
 
 def _code(codes: Iterable[Code]) -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,183 @@
+"""What stages without a tracker base have: inputs, outputs and artifacts, as the run's own events tell them.
+
+A run's folder may come from somebody else: only files below the folders of runs are opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.common.safe_files import UnfitFileError, copy_content, is_below, open_regular
+from torchx_kfp.common.text import did_you_mean, listed, shown
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
+from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError
+from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
+from torchx_kfp.execution.runs.history import run_with
+from torchx_kfp.execution.runs.record import RunRecord, untracked
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.source import RunSource, stages_named
+
+
+def is_untracked(record: RunRecord) -> bool:
+    """Tell whether nothing of a run is recorded under a tracker base."""
+    return bool(untracked(record)) and not record.arguments.get(TRACKER_BASE_PARAMETER)
+
+
+def untracked_stages(record: RunRecord, part: str = "") -> list[str]:
+    """Return the names of the stages that have begun and record nothing: all, or those that a part of the run means."""
+    if record.spec is None:
+        return []
+    names = stages_named(record, part) if part else list(record.run.by_name)
+    stages = ((name, record.run.by_name[name]) for name in names)
+    return [
+        name
+        for name, stage in stages
+        if not stage.result.run_id
+        and (stage.path not in record.places or record.places[stage.path].decoded.tracker_base is None)
+    ]
+
+
+def verify_here(record: RunRecord) -> None:
+    """Raise ArgumentError if a run is on a host, which does not say where the artifacts of its stages are."""
+    if record.folder is None:
+        raise ArgumentError(
+            f"Stages of the run {record.run_id} that have no tracker base leave their artifacts with KFP: see the "
+            f"run's page, {record.link}. Here, torchx-kfp reads those of runs on this machine."
+        )
+
+
+def artifacts_of(result: StageResult) -> Iterator[tuple[str, Artifact]]:
+    """Yield the artifacts that a stage has declared to KFP, with their names."""
+    for output, value in sorted(result.artifacts.items()):
+        made = artifacts_in(value)
+        yield from ((output if len(made) == 1 else f"{output}[{place}]", it) for place, it in enumerate(made))
+
+
+def find_artifacts(record: RunRecord, wanted: str) -> dict[str, Artifact]:
+    """Return the artifacts that ``STAGE/NAME`` means, of stages that record nothing, by their full names.
+
+    Raises:
+        ArgumentError: it means an output that is a value, or the run is on a host.
+    """
+    stage, _, name = wanted.rpartition("/")
+    found: dict[str, Artifact] = {}
+    for each in untracked_stages(record, stage) if stage else []:
+        result = record.run.by_name[each].result
+        if name in result.outputs:
+            there = f"{record.run_id}/{each}"
+            raise ArgumentError(f"The output {name!r} of {each!r} is a value: `torchx-kfp show {there}` shows it.")
+        verify_here(record)
+        found |= {f"{each}/{name}": artifact for own, artifact in artifacts_of(result) if own == name}
+    return found
+
+
+def no_artifact(record: RunRecord, wanted: str) -> ArgumentError:
+    """Return the error about an artifact that a run without a tracker base does not have."""
+    there = [
+        f"{stage}/{name}"
+        for stage in untracked_stages(record)
+        for name, _ in artifacts_of(record.run.by_name[stage].result)
+    ]
+    run = record.run_id
+    what = f"{run} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, there)}"
+    return ArgumentError(
+        f"{what if wanted else f'Name an artifact of {run}: {run}/STAGE/NAME.'} It has "
+        f"{listed(map(repr, there)) or 'none'}."
+    )
+
+
+def describe(source: RunSource, name: str) -> dict[str, Any]:
+    """Return what is known of a stage that records nothing, for JSON."""
+    record = source.read()
+    result, inputs = record.run.by_name[name].result, dict[str, Any]()
+    with contextlib.suppress(ArgumentError, HostError, PipelineFileError):  # it was not started, or nobody says it
+        inputs = dict(source.invocation(name).inputs)
+    inputs = {**result.inputs, **inputs}
+    return {
+        "run": record.run_id,
+        "stage": name,
+        "state": str(result.state),
+        "reason": result.reason,
+        "exit_code": result.exit_code,
+        "seconds": round(result.duration, 3),
+        "inputs": {
+            name: [artifact_as_json(it) for it in made] if (made := artifacts_in(value)) else value
+            for name, value in inputs.items()
+        },
+        "outputs": dict(result.outputs),
+        "artifacts": {name: artifact_as_json(artifact) for name, artifact in artifacts_of(result)},
+        "log": None if record.folder is None or result.log_file is None else str(result.log_file),
+    }
+
+
+def artifact_as_json(artifact: Artifact) -> dict[str, Any]:
+    """Return an artifact for JSON."""
+    path = artifact.location or artifact.uri.removeprefix("file://")
+    return {"type": artifact.type.title, "path": path, "metadata": artifact.numeric_metadata}
+
+
+def copy_artifact(record: RunRecord, name: str, artifact: Artifact, folder: str, *, overwrite: bool) -> str:
+    """Copy the file or folder of an artifact into a folder, unless it is there, and return its path there.
+
+    Raises:
+        ArgumentError: it is not below the folders of runs, or is gone; or something else has its name.
+        OSError: it cannot be read, or written.
+    """
+    assert record.folder is not None
+    path, run = artifact.path, None
+    if artifact.is_here and not artifact.location:
+        run = run_with(Path(path), record.folder.parent)
+    if run is None:
+        where = artifact.location or artifact.path
+        raise ArgumentError(f"{name} is not in the folder of a run, and is not copied. It is at {where!r}.")
+    if not os.path.exists(path):
+        raise ArgumentError(f"{name} was not written, or was removed: there is no file {path!r}.")
+    os.makedirs(folder, exist_ok=True)
+    target = os.path.join(folder, os.path.basename(os.path.normpath(path)))
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
+        copy = os.path.join(temporary, "copy")
+        _copy(path, copy, str(run))
+        if os.path.lexists(target):
+            if _is_same(copy, target):
+                return target
+            if not overwrite:
+                raise ArgumentError(
+                    f"{target} exists, and is not {name}. Name another folder, or overwrite it: --overwrite."
+                )
+            os.replace(target, os.path.join(temporary, "old"))
+        os.replace(copy, target)
+    return target
+
+
+def _copy(source: str, target: str, root: str) -> None:
+    """Copy a file or folder, of which nothing leads out of the root."""
+    if not os.path.isdir(source):
+        with open_regular(source, root) as old, open(target, "wb") as new:
+            copy_content(old, new)
+        return
+    if not is_below(os.path.realpath(source), os.path.realpath(root)):
+        raise UnfitFileError(f"{source} is a symbolic link out of {root}")
+    os.mkdir(target)
+    for name in os.listdir(source):
+        inside = os.path.join(source, name)
+        if os.path.islink(inside) and os.path.isdir(inside):  # it could lead to a folder above
+            raise UnfitFileError(f"{inside} is a symbolic link to a folder")
+        _copy(inside, os.path.join(target, name), root)
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Tell whether two files or folders have the same content."""
+    if os.path.islink(other) or os.path.isdir(one) != os.path.isdir(other):
+        return False
+    if not os.path.isdir(one):
+        return os.path.isfile(other) and filecmp.cmp(one, other, shallow=False)
+    names = sorted(os.listdir(one))
+    return names == sorted(os.listdir(other)) and all(
+        _is_same(os.path.join(one, name), os.path.join(other, name)) for name in names
+    )
