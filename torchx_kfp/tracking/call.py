@@ -209,10 +209,10 @@ def _read(
             ]
             hint = did_you_mean(name, [*results, *(each for found in results.values() for each in _names(found))])
             for alias, source in sources.items():
-                if isinstance(source, Run) and isinstance(found := source.metadata().get(name), (list, dict)):
+                if isinstance(source, Run) and isinstance(kept := source.metadata().get(name), (list, dict)):
                     raise CallError(
-                        f"{name} of {function}() is {(kind or str).__name__}, but {alias} returned {shown(found)}. "
-                        f"Return one value there, or annotate the parameter with {type(found).__name__}."
+                        f"{name} of {function}() is {(kind or str).__name__}, but {alias} returned {shown(kept)}. "
+                        f"Return one value there, or annotate the parameter with {type(kept).__name__}."
                     )
             raise CallError(
                 f"{function}() needs {name!r}: pass {name}=VALUE, or read a stage that records it.{hint} Of the stages "
