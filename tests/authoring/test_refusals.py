@@ -322,6 +322,10 @@ CHANNELS: list[Row] = [
         used(lambda _: "a", resource=lambda given: Resource(cpu=given.n, gpu=0, memMB=100)),
         *("set_cpu_limit(channel)", "set_memory_limit", "'trainer'"),
     ),
+    (
+        used(lambda _: "a", mounts=lambda given: [VolumeMount(f"{given.text}", "/x")]),
+        "mount_pvc(task, pvc_name=channel, mount_path=...)",
+    ),
     (inside(lambda given: task_from_app(make_app(f"train-{given.n}"))), "AppDef.name", "channel"),
     (inside(lambda given: task_from_app(make_app(role=f"{given.n}"))), "role", "pipeline", "'train'"),
     (

@@ -167,6 +167,14 @@ def _refuse_unknown(value: specs.AppDef | specs.Role | specs.Resource, where: st
             )
 
 
+#: How what a field says can be a channel nevertheless.
+_WAYS = {"mounts": "For a claim, call kfp.kubernetes.mount_pvc(task, pvc_name=channel, mount_path=...) on the task."}
+_OTHER_WAYS = (
+    "The option replicas=channel sets a number of replicas, and the task's set_cpu_limit(channel), set_memory_limit "
+    "and set_accelerator_limit its resources."
+)
+
+
 def _refuse_channels(role: specs.Role, where: str) -> None:
     """Reject channels in fields that must be known when the pipeline is compiled."""
     for each in fields(role):
@@ -175,8 +183,7 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
             raise AppDefError(
                 f"{each.name} of {where} contains a pipeline channel, or a component's input. Its value must be known "
                 "when the pipeline is compiled: channels work in entrypoint, args, the values of env, and image. "
-                "The option replicas=channel sets a number of replicas, and the task's set_cpu_limit(channel), "
-                "set_memory_limit and set_accelerator_limit its resources."
+                f"{_WAYS.get(each.name, _OTHER_WAYS)}"
             )
     if not isinstance(role.resource, specs.Resource):
         raise AppDefError(
