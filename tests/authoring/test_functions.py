@@ -125,6 +125,29 @@ def test_values_of_every_type_arrive(tmp_path: Path) -> None:
     }
 
 
+def test_passing_a_constant_names_the_way_out() -> None:
+    def noted(note: Optional[str] = None, image: str = "i") -> specs.AppDef:
+        return show(note or "", image=image)
+
+    def pipeline(text: str) -> None:
+        component_from_function(noted)(note=text)
+
+    facts = "'note' is no input", "'show'", "stays None", "a default that is not None", "(FUNCTION(note=f'{channel}'))"
+    with pytest.raises(AppDefError, match=says(*facts)):
+        compile_pipeline(pipeline)
+
+
+def test_an_error_names_what_was_none() -> None:
+    def one_of(script: str = "", module: Optional[str] = None) -> specs.AppDef:
+        raise ValueError("needs one of script and module")
+
+    facts = "one of script and module", "its inputs (script)", "with None, their default, for module", "NAME=..."
+    with pytest.raises(AppDefError, match=says(*facts)):
+        component_from_function(one_of)
+    with pytest.raises(AppDefError, match=r"only at run time\. Give parameters"):
+        component_from_function(one_of, module="m")
+
+
 def test_star_args_are_constants() -> None:
     component = component_from_function(show, args=["a b", "$$$$"])
     assert set(inputs_of(component)) == {"image"}

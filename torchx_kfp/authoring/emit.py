@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torchx_kfp.authoring.reads import StageOutputs, TrackerBase
 from torchx_kfp.authoring.references import PYTHON_TYPES, Reference
 from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
+from torchx_kfp.errors import AppDefError
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
@@ -30,15 +31,23 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
     itself, this component is a pipeline with one task; loaded from that file, it is used like any other component.
     """
 
-    def __init__(self, plan: StagePlan, name: str | None = None) -> None:
+    def __init__(self, plan: StagePlan, name: str | None = None, constants: Collection[str] = ()) -> None:
+        """Make the component of a stage; ``constants`` are parameters of its function that are no inputs."""
         super().__init__(_component_spec(plan, name or plan.component), None)
         self._plan = plan
+        self._constants = constants
 
     @functools.cached_property
     def _pipeline(self) -> Any:
         return _pipeline_of(self._plan)
 
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
+        if constants := [name for name in inputs if name in self._constants]:
+            raise AppDefError(
+                f"{constants[0]!r} is no input of the component {self.name!r}: it is a constant, or stays None, its "
+                f"default. Give it a default that is not None, or call the function: task_from_app(FUNCTION("
+                f"{constants[0]}=f'{{channel}}'))."
+            )
         # The backend of KFP 2.17 does not fill in placeholders for inputs that have only their defaults.
         given = {**_defaults(self._plan), **inputs, **_fixed(self._plan)}
         base = self._plan.tracker_base

@@ -170,6 +170,11 @@ class _Call:
                 )
             yield parameter(name, kind, declared.default)
 
+    def left_none(self) -> list[str]:
+        """Return the parameters that stay None: they are no inputs, as None is no value of KFP's."""
+        parameters = self.signature.parameters.items()
+        return [name for name, it in parameters if it.default is None and name not in self.constants]
+
     def build(self, values: Mapping[str, object]) -> Any:
         """Call the function with these values, and name the line of what it raises."""
         try:
@@ -177,10 +182,12 @@ class _Call:
         except ValueNeededError as error:
             self.refuse(self._needed(values, error))
         except Exception as error:
+            left = [name for name in self.left_none() if name not in values]
+            nothing = f" and with None, their default, for {', '.join(left)}" if left else ""
             raise AppDefError(
                 f"{self.title} failed with {type(error).__name__}: {error} ({self._line_of(error)}). It was called "
                 f"with placeholders for its inputs ({', '.join(values) or 'none'}), whose values are known only at run "
-                "time. Give parameters whose values it needs as constants: "
+                f"time{nothing}. Give parameters whose values it needs as constants: "
                 f"component_from_function({self.name}, NAME=...)."
             ) from error
 

@@ -251,9 +251,8 @@ class Stages(SharedOptions):
         app, parameters = call_function(fn, constants, known)
         tracked, reads = options.pop("tracked", False), options.pop("reads", ())
         described = fn.func if isinstance(fn, functools.partial) else fn
-        return StageComponent(
-            self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(described))
-        )
+        plan = self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(described))
+        return StageComponent(plan, constants=inspect.signature(fn).parameters.keys() - plan.parameters.keys())
 
     def _plan_component(
         self,
