@@ -124,7 +124,7 @@ class ReplayResult:
     def __str__(self) -> str:
         """Return how it ended, and the results beside the original's."""
         how = self.stage.reason or str(self.stage.state)
-        was = "" if self.original is None else f"; before, it {self.original.reason or self.original.state}"
+        was = "" if self.original is None else f"; before: {self.original.reason or self.original.state}"
         head = f"{self.replayed}, replayed as {self.run_id}: {how} ({duration(self.stage.duration)}){was}"
         return "\n".join([head, *(f"  {line}" for line in self.compare())])
 
