@@ -121,6 +121,21 @@ def test_only_files_of_runs_are_copied(folder: Path, call: Call) -> None:
         Path(uri).write_text("data\n")
 
 
+@pytest.mark.parametrize("path", ["\0", "round", "deep"])
+def test_artifacts_that_cannot_be_copied(folder: Path, call: Call, path: str) -> None:
+    (folder / "round").symlink_to("round")
+    deepest = folder / "deep" / "/".join("d" * 150)
+    deepest.mkdir(parents=True)
+    events = folder / "events.jsonl"
+    [uri] = {row["path"] for row in json.loads(call("get", "latest/load", "--json").stdout) if row["name"] == "out"}
+    other = json.dumps(path if path == "\0" else str(folder / path))
+    events.write_text(events.read_text().replace(json.dumps(uri), other))
+    done = call("get", "latest/load/out", "copies")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Error: " in done.stderr
+    assert not Path("copies").exists() or not os.listdir("copies")
+
+
 def test_a_run_in_which_some_stages_have_a_tracker_base(
     project: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,9 @@ from torchx_kfp.execution.runs.record import RunRecord, untracked
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import RunSource, stages_named
 
+#: How many levels of folders are copied.
+_LEVELS = 100
+
 
 def is_untracked(record: RunRecord) -> bool:
     """Tell whether nothing of a run is recorded under a tracker base."""
@@ -132,7 +135,9 @@ def copy_artifact(record: RunRecord, name: str, artifact: Artifact, folder: str,
     assert record.folder is not None
     path, run = artifact.path, None
     if artifact.is_here and not artifact.location:
-        run = run_with(Path(path), record.folder.parent)
+        # A path of somebody else's may have any characters, and its links may go round.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            run = run_with(Path(path), record.folder.parent)
     if run is None:
         where = artifact.location or artifact.path
         raise ArgumentError(f"{name} is not in the folder of a run, and is not copied. It is at {where!r}.")
@@ -155,7 +160,7 @@ def copy_artifact(record: RunRecord, name: str, artifact: Artifact, folder: str,
     return target
 
 
-def _copy(source: str, target: str, root: str) -> None:
+def _copy(source: str, target: str, root: str, levels: int = _LEVELS) -> None:
     """Copy a file or folder, of which nothing leads out of the root."""
     if not os.path.isdir(source):
         with open_regular(source, root) as old, open(target, "wb") as new:
@@ -163,12 +168,14 @@ def _copy(source: str, target: str, root: str) -> None:
         return
     if not is_below(os.path.realpath(source), os.path.realpath(root)):
         raise UnfitFileError(f"{source} is a symbolic link out of {root}")
+    if not levels:
+        raise UnfitFileError(f"{source} is more than {_LEVELS} folders deep")
     os.mkdir(target)
     for name in os.listdir(source):
         inside = os.path.join(source, name)
         if os.path.islink(inside) and os.path.isdir(inside):  # it could lead to a folder above
             raise UnfitFileError(f"{inside} is a symbolic link to a folder")
-        _copy(inside, os.path.join(target, name), root)
+        _copy(inside, os.path.join(target, name), root, levels - 1)
 
 
 def _is_same(one: str, other: str) -> bool:
