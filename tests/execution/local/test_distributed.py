@@ -112,7 +112,10 @@ def test_a_failure_quotes_the_replica_that_failed_first(execute_failing):
         "torchx-kfp: trainer/2 failed first, with exit code 3; its last lines:",
         "  trainer/2 | oh",
     ]
-    assert (result["program"].exit_code, "lacks a command" in result["program"].reason) == (127, True)
+    assert (result["program"].exit_code, "lacks the command 'no-such-program'" in result["program"].reason) == (
+        127,
+        True,
+    )
     assert "/no-such.py'; --directory" in result["script"].reason
 
 

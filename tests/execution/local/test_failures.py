@@ -20,6 +20,7 @@ from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import StageFailedError
+from torchx_kfp.execution.local.executors.executor import describe_end
 from torchx_kfp.local import Lines, StageRetried, StageStarted, State, load_pipeline, run
 
 
@@ -132,16 +133,27 @@ def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path)
     @dsl.pipeline
     def pipeline(tracker_base: str):
         task_from_app(AppDef("app", [Role("app", image="image", entrypoint="no-such")]), tracker_base=tracker_base)
-        role = Role("words", image="image", entrypoint="sh -c true")
+        role = Role("words", image="image", entrypoint="sh", args=["-c", "exit 127"])
         task_from_app(AppDef("words", [role]), tracker_base=tracker_base)
 
     result = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")})
     assert result["app"].exit_code == 127
     assert result["app"].reason == (
-        "ended with exit code 127: this machine lacks a command that it calls. Install it, put its folder into PATH, "
-        "or run the stage in its image (--docker)"
+        "ended with exit code 127: this machine lacks the command 'no-such' that it calls. Install it, put its folder "
+        "into PATH, or run the stage in its image (--docker)"
     )
-    assert result["words"].reason == result["app"].reason
+    assert "lacks a command that it calls" in result["words"].reason
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["sh: 1: exec: {}: not found", "bash: line 1: {}: command not found", "env: '{}': No such file or directory"],
+)
+def test_a_command_that_is_missing_is_named(said):
+    assert "the command 'jq' that it calls. Install it" in describe_end(127, said.format("jq"), here=True)
+    assert "the command 'torchrun' that it calls (it comes with torch)." in describe_end(
+        127, said.format("torchrun"), here=True
+    )
 
 
 @pytest.mark.parametrize("words", [["-c", "import no_such.module"], ["-m", "no_such"]])

@@ -34,6 +34,8 @@ NEEDS = "an image needs sh, env and mkdir, and the commands that the application
 #: Python's last lines if it does not find a module or a script, and the beginning of a line of a stage's own programs.
 _NO_MODULE = re.compile(r"\bNo module named '?([\w.]+)'?\)?$")
 _NO_SCRIPT = re.compile(r"\bcan't open file '?(.+?)'?: \[Errno 2\]")
+#: What dash, bash, busybox and env say last of a command that they do not find.
+_NO_COMMAND = re.compile(r"(?:^|: )'?([^\s:']+)'?: (?:(?:command )?not found|No such file or directory)$")
 _OWN = "torchx-kfp: "
 
 
@@ -239,7 +241,10 @@ def describe_end(code: int, last_line: str, *, here: bool) -> str:
     """
     why = ""
     if code == NOT_FOUND:
-        lacks = f"this machine lacks a command that it calls. {INSTALL}"
+        named = _NO_COMMAND.search(last_line)
+        what = f"the command {named[1]!r}" if named else "a command"
+        package = " (it comes with torch)" if named and named[1] == "torchrun" else ""
+        lacks = f"this machine lacks {what} that it calls{package}. {INSTALL}"
         why = lacks if here else f"its image lacks a command; {NEEDS}"
     elif module := _NO_MODULE.search(last_line):
         way_out = "Install it, start the run where it is (--directory), or run the stage in its image (--docker)"
