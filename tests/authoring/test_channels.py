@@ -12,6 +12,7 @@ import pytest
 from kfp import dsl
 
 from tests.authoring.apps import compile_pipeline, load, make_app, produce, unresolved_inputs, use
+from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import AppDefError
 
@@ -75,6 +76,24 @@ def test_an_image_is_one_channel(image: str) -> None:
         use("a", image=image.format(tag=tag, level=level))
 
     with pytest.raises(AppDefError, match=r"KFP takes one value of the type str as an image\. Pass the whole"):
+        compile_pipeline(pipeline)
+
+
+def test_an_artifact_is_passed_by_its_uri() -> None:
+    @dsl.component(base_image="i")
+    def data_of(out: dsl.Output[dsl.Dataset]):  # type: ignore[no-untyped-def]
+        pass
+
+    def pipeline() -> None:
+        use(f"{data_of().outputs['out']}")
+
+    facts = (
+        "'data-of-out'",
+        "ARTIFACT",
+        "def uri_of(data: dsl.Input[dsl.Artifact]) -> str: return data.uri",
+        "read that",
+    )
+    with pytest.raises(AppDefError, match=says(*facts)):
         compile_pipeline(pipeline)
 
 

@@ -198,8 +198,9 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
     kind = ir_type(channel)
     if kind not in PYTHON_TYPES or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
         raise AppDefError(
-            f"{where} contains {channel.full_name!r} of type {kind}, but text can only contain parameters. Pass an "
-            "artifact's URI as a parameter, or record it as a result and read it through the tracker."
+            f"{where} contains {channel.full_name!r} of type {kind}, but text can only contain parameters. Pass its "
+            "URI, the output of a KFP component that takes it: def uri_of(data: dsl.Input[dsl.Artifact]) -> str: "
+            "return data.uri. Or let a stage record it, and read that stage."
         )
     _loop_items(where)
     channel = _with_true_type(channel, where)

@@ -139,6 +139,8 @@ def test_files_that_cannot_be_read(tmp_path):
         load_pipeline(tmp_path / "some.yaml")
     with pytest.raises(PipelineFileError, match=says("cannot be read as a compiled pipeline", "Is a directory")):
         load_pipeline(tmp_path)
+    with pytest.raises(PipelineFileError, match=says("no file", "flow.py", "or the pipeline function itself.")):
+        load_pipeline(tmp_path / "flow.py")
     Path(tmp_path, "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PipelineFileError, match=says("cannot be read as a compiled pipeline", "'utf-8'", "0xff")):
         load_pipeline(tmp_path / "binary")

@@ -123,7 +123,7 @@ def load_file(path: Path, root: Path | None = None) -> Pipeline:
     except FileNotFoundError:
         raise PipelineFileError(
             f"There is no file {str(path)!r}.{did_you_mean_path(path, SUFFIXES)} Give the path of a compiled pipeline, "
-            "such as one that kfp.compiler.Compiler().compile(...) wrote."
+            "such as one that kfp.compiler.Compiler().compile(...) wrote, or the pipeline function itself."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFileError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
