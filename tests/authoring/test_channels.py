@@ -79,6 +79,22 @@ def test_an_image_is_one_channel(image: str) -> None:
         compile_pipeline(pipeline)
 
 
+def test_each_item_has_the_fields_that_are_used() -> None:
+    def pipeline() -> None:
+        with dsl.ParallelFor([{"a": "1", "b": "x"}, {"a": "2"}]) as item:
+            use(f"{item.a}")
+            with dsl.If(item.a == "1"):
+                use(f"{item.b}")
+
+    def wrong() -> None:
+        with dsl.ParallelFor([{"a": "1", "b": "x"}, {"a": "2"}]) as item:
+            use(f"{item.b}")
+
+    compile_pipeline(pipeline)
+    with pytest.raises(AppDefError, match=says("the field 'b'", "the loop's item {'a': '2'}", "Give it", "dsl.If")):
+        compile_pipeline(wrong)
+
+
 def test_an_artifact_is_passed_by_its_uri() -> None:
     @dsl.component(base_image="i")
     def data_of(out: dsl.Output[dsl.Dataset]):  # type: ignore[no-untyped-def]

@@ -12,7 +12,7 @@ from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
 from kfp.dsl.types import type_utils
 
 from torchx_kfp.authoring.references import PARAMETER, PYTHON_TYPES, REPLICA, Reference, Text, check_word, parameter
-from torchx_kfp.common.text import did_you_mean
+from torchx_kfp.common.text import did_you_mean, shown
 from torchx_kfp.contract.inputs import find_rewritten
 from torchx_kfp.errors import AppDefError
 
@@ -50,6 +50,7 @@ _CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
 #: The rest of a channel's text if Python has changed or cut it; ``;}}`` is legal after an opening brace.
 _REMAINS = re.compile(r"\{\{channel:|\{\{c(h(a(n(n(el?)?)?)?)?)?\Z|\A[^\s{]*;\}\}", re.IGNORECASE)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
+_IF = tasks_group.TasksGroupType.CONDITION
 
 #: The objects that f-strings have turned into text, by the beginning of that text.
 _TRACES = {
@@ -230,6 +231,12 @@ def _with_true_type(channel: pipeline_channel.PipelineChannel, where: str) -> pi
                 raise AppDefError(
                     f"{where} contains the field {field!r}, which no item of the loop has."
                     f"{did_you_mean(field, fields)} Their fields: {', '.join(map(repr, fields))}."
+                )
+            lacking = [item for item in items if field not in item]
+            if lacking and not any(it.group_type == _IF for it in pipeline_here(where).groups):
+                raise AppDefError(
+                    f"{where} contains the field {field!r}, which the loop's item {shown(lacking[0])} does not have. "
+                    "Give it one there, or use the field inside of a dsl.If that leaves this item out."
                 )
             channel = for_loop.LoopArgumentVariable(loop_item, field)
             channel.channel_type = _common_type([item.get(field) for item in items])
