@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
 
 from torchx_kfp.common.text import did_you_mean, joined, listed, printable, shown
 from torchx_kfp.errors import HostSettingsError
@@ -271,7 +270,12 @@ def _proxy_to(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
     names = (f"{parts.scheme}_proxy", "all_proxy")
     source = next((each for name in names for each in (name, name.upper()) if environ.get(each)), "")
     excluded = {"no": environ.get("no_proxy") or environ.get("NO_PROXY") or ""}
-    if not source or is_near(parts.hostname or "") or proxy_bypass_environment(parts.netloc, excluded):
+    if not source or is_near(parts.hostname or ""):
+        return None
+    # Slow to load, and typeshed lacks it.
+    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+    if proxy_bypass_environment(parts.netloc, excluded):
         return None
     text = environ[source]
     refuse_in_header(text, source)
