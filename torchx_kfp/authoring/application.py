@@ -176,11 +176,9 @@ def macro_values(app: specs.AppDef, replica: str) -> specs.macros.Values:
     """Return the values of TorchX's macros.
 
     ``app_id`` is the AppDef's name, because a value that changed with each run would defeat KFP's caching. In a
-    container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler, where ``base_img_root`` is deprecated.
+    container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler.
     """
-    return specs.macros.Values(
-        img_root="", base_img_root="", app_id=app.name, replica_id=replica, rank0_env=protocol.RANK0_HOST
-    )
+    return specs.macros.Values(img_root="", app_id=app.name, replica_id=replica, rank0_env=protocol.RANK0_HOST)
 
 
 def parse_workspace(workspace: object) -> Text:

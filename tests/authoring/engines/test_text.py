@@ -28,7 +28,7 @@ VALUES: Any = st.text(st.characters(exclude_characters="\0", exclude_categories=
 
 def expanded(text: str, index: int) -> str:
     """Return what TorchX's schedulers hand to a replica."""
-    values = macros.Values("", base_img_root="", app_id="train", replica_id=str(index), rank0_env="TORCHX_RANK0_HOST")
+    values = macros.Values("", app_id="train", replica_id=str(index), rank0_env="TORCHX_RANK0_HOST")
     return values.substitute(text)
 
 
