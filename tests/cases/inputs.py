@@ -118,14 +118,13 @@ def doubles_in_the_words_of_a_command(x: float = 1e-5) -> str:
     return words(x=x, y=1234567.5, z=3.0).outputs["out"]
 
 
-@dsl.container_component
-def workspace_path(out: dsl.OutputPath(str)):
-    return dsl.ContainerSpec(
-        image="busybox", command=["sh", "-c", 'printf %s "$1" >"$0"', out, f"{dsl.WORKSPACE_PATH_PLACEHOLDER}/x"]
-    )
-
-
 if cases.VERSION >= (2, 15):
+
+    @dsl.container_component
+    def workspace_path(out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(
+            image="busybox", command=["sh", "-c", 'printf %s "$1" >"$0"', out, f"{dsl.WORKSPACE_PATH_PLACEHOLDER}/x"]
+        )
 
     @case(
         outputs={"Output": "{{$.workspace_path}}/x"},

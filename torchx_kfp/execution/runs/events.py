@@ -207,6 +207,7 @@ def encode(event: Event) -> dict[str, Any]:
     when = content.pop("time")
     if isinstance(event, StageFinished):
         content = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
+        content.update({"again": True} if event.again else {})
     if isinstance(event, RunStarted):
         content["version"] = VERSION
     return {"event": name, "time": when, **{key: _encode(key, value) for key, value in content.items()}}
