@@ -59,8 +59,12 @@ _HINTS = {
     "bad argument type for built-in operation": (
         "KFP's task.set_env_variable takes constants. Give a channel to the AppDef: Role(env={'NAME': f'{channel}'})."
     ),
-    "^KeyError: '(condition|for-loop)-": "Where KFP wants a task, give one inside of the block, not the block.",
-    "'str' object has no attribute 'name'": "Where KFP wants a task, give the task itself, not its name: .after(task).",
+    r"^KeyError: '(condition|for-loop)-|groups can be used as \.after": (
+        "Where KFP wants a task, give one inside of the block, not the block."
+    ),
+    r"'str' object has no attribute 'name'|after\(\) only supports .*Got str": (
+        "Where KFP wants a task, give the task itself, not its name: .after(task)."
+    ),
     "can only be used to fan-in": "dsl.Collected is for the tasks of a loop. Read another task itself: reads=task.",
     "When using dsl.Collected": "Read the loop inside the same dsl.If, or put dsl.If inside the loop.",
     "upstream task within a dsl.If": (
