@@ -34,7 +34,7 @@ class _Handler(Handler):
             time.sleep(fault.seconds)
         if fault is not None and (fault.status or cut == 0):
             self.rfile.read(int(headers.get("content-length", 0)))
-            text = json.dumps(proxy_error(fault.status)) if fault.body is None else fault.body
+            text = json.dumps(proxy_error(fault.status or 502)) if fault.body is None else fault.body
             answer = Answer(fault.status, text, "application/json")
         else:
             try:
@@ -135,6 +135,6 @@ class KfpHost(DevHost):
 
     def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
         """Return the answer to a request."""
-        if target.split("/")[2] in self.served:
+        if re.match(f"/apis/({'|'.join(self.served)})/", target):
             return super().handle(method, target, headers, data)
         return Answer.json(404, proxy_error(404))

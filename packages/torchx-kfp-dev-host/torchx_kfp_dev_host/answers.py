@@ -10,7 +10,6 @@ from typing import Any
 
 from torchx_kfp_dev_host.argo import Naming, Node
 
-NAMESPACE = "kubeflow"
 #: What KFP says of a time that has not come.
 EPOCH = "1970-01-01T00:00:00Z"
 
@@ -69,65 +68,29 @@ def describe_run(record: Record) -> dict[str, Any]:
 
 
 def describe_run_v1(record: Record, names: Naming, nodes: Mapping[str, Node]) -> dict[str, Any]:
-    """Return the run in v1beta1, with its workflow."""
-    run = {
-        "id": record.run_id,
-        "name": record.display_name,
-        "service_account": record.service_account,
-        "created_at": shown_time(record.created),
-        "status": "Terminating" if record.state == "CANCELING" else record.state.capitalize(),
-    }
+    """Return the run in v1beta1, with its workflow; Argo's templates are left out."""
+    status = "Terminating" if record.state == "CANCELING" else record.state.capitalize()
+    run = {"id": record.run_id, "name": record.display_name, "status": status}
     if not nodes:  # Argo has not seen it
         return {"run": run, "pipeline_runtime": {}}
-    manifest = json.dumps(workflow(record, names, nodes), separators=(",", ":"))
+    shown = {names.id(each.name): _describe(names, each) for each in nodes.values()}
+    status_of_workflow = {"nodes": shown, "message": nodes[record.workflow].message}
+    manifest = json.dumps({"metadata": {"name": record.workflow}, "status": status_of_workflow})
     return {"run": run, "pipeline_runtime": {"workflow_manifest": manifest}}
 
 
-def workflow(record: Record, names: Naming, nodes: Mapping[str, Node]) -> dict[str, Any]:
-    """Return Argo's workflow, without its templates."""
-    root = nodes[record.workflow]
-    metadata = {
-        "name": record.workflow,
-        "namespace": NAMESPACE,
-        "creationTimestamp": shown_time(record.created),
-        "labels": {"pipeline/runid": record.run_id, "workflows.argoproj.io/phase": root.phase},
-        "annotations": {
-            "pipelines.kubeflow.org/run_name": record.display_name,
-            "workflows.argoproj.io/pod-name-format": "v2",
-        },
-    }
-    status = {
-        "phase": root.phase,
-        "startedAt": shown_time(root.started),
-        "finishedAt": shown_time(root.ended) if root.ended is not None else None,
-        "nodes": {names.id(each.name): _describe(names, each) for each in nodes.values()},
-        **({"message": root.message} if root.message else {}),
-    }
-    return {"metadata": metadata, "status": status}
-
-
 def _describe(names: Naming, node: Node) -> dict[str, Any]:
-    made = {
+    outputs: dict[str, Any] = {"exitCode": node.exit_code} if node.exit_code else {}
+    if node.outputs:
+        outputs["parameters"] = [{"name": name, "value": value} for name, value in node.outputs.items()]
+    return {
         "id": names.id(node.name),
         "name": node.name,
         "type": node.type,
         "templateName": node.template,
         "phase": node.phase,
-        "message": node.message or None,
+        "message": node.message,
         "startedAt": shown_time(node.started),
-        "outputs": _outputs(node),
+        "finishedAt": shown_time(node.ended) if node.ended is not None else None,
+        "outputs": outputs,
     }
-    kept = {key: value for key, value in made.items() if value is not None}
-    return {**kept, "finishedAt": shown_time(node.ended) if node.ended is not None else None}
-
-
-def _outputs(node: Node) -> dict[str, Any] | None:
-    if not node.exit_code:
-        return None
-    made: dict[str, Any] = {"exitCode": node.exit_code}
-    if node.outputs:
-        made["parameters"] = [
-            {"name": name, "value": value, "valueFrom": {"path": f"/tmp/outputs/{name}"}}
-            for name, value in node.outputs.items()
-        ]
-    return made

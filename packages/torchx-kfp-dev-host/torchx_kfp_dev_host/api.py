@@ -16,9 +16,9 @@ from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import safe_name
-from torchx_kfp_dev_host.answers import Record, shown_time
+from torchx_kfp_dev_host.answers import Record, describe_run, shown_time
 from torchx_kfp_dev_host.argo import LETTERS, Naming
-from torchx_kfp_dev_host.errors import Refused, no_experiment, no_run
+from torchx_kfp_dev_host.errors import Refused, no_experiment
 from torchx_kfp_dev_host.lists import page_of
 from torchx_kfp_dev_host.runs import LocalRun, Run
 
@@ -90,7 +90,9 @@ class Api:
 
     def _find(self, run_id: str) -> Run:
         if run_id not in self.runs:
-            raise no_run(run_id)
+            cause = f"Run {run_id} not found"
+            before = f"Failed to get a run: Failed to fetch run {run_id}"
+            raise Refused(404, 5, f"{before}: ResourceNotFoundError: {cause}", cause)
         return self.runs[run_id]
 
     def _get_run(self, run_id: str, **_: Any) -> Any:
@@ -104,13 +106,13 @@ class Api:
         runs = [
             run.describe() for run in list(self.runs.values()) if experiment in (None, "", run.record.experiment_id)
         ]
-        return page_of(runs, query, "run_id", "runs")
+        return page_of(runs, query, "runs")
 
     def _create_run(self, *, body: Any, query: Mapping[str, str], **_: Any) -> Any:
         run = self._make_run(
             body, body.get("experiment_id") or query.get("experiment_id") or next(iter(self._experiments))
         )
-        answer = run.describe_new()
+        answer = describe_run(run.record)
         self._begin(run)
         return answer
 
@@ -139,9 +141,6 @@ class Api:
         except TorchxKfpError:
             raise Refused(500, 13, f"{before}{_BROKEN}", "Internal Server Error") from None
         _verify_arguments(pipeline, _given(body.get("runtime_config")).get("parameters", {}), before)
-        if not body.get("display_name"):
-            cause = "The run name is empty. Please specify a valid name"
-            raise Refused(400, 3, f"{before}Invalid input error: {cause}", cause)
         return self.add_run(
             self.run,
             pipeline,
@@ -169,14 +168,6 @@ class Api:
             cause = f"Failed to retry run {run_id} as it does not allow retries: Workflow must be Failed/Error to retry"
             raise Refused(500, 13, f"Failed to retry a run: InternalServerError: {cause}", "Internal Server Error")
         run.retry()
-        return {}
-
-    def _archive(self, run_id: str, **_: Any) -> Any:
-        self._find(run_id).record.storage_state = "ARCHIVED"
-        return {}
-
-    def _unarchive(self, run_id: str, **_: Any) -> Any:
-        self._find(run_id).record.storage_state = "AVAILABLE"
         return {}
 
     def delete(self, run_id: str, **_: Any) -> Any:
@@ -210,7 +201,7 @@ class Api:
         return self._experiments[identity]
 
     def _list_experiments(self, *, query: Mapping[str, str], **_: Any) -> Any:
-        return page_of(list(self._experiments.values()), query, "experiment_id", "experiments")
+        return page_of(list(self._experiments.values()), query, "experiments")
 
     def _create_experiment(self, *, body: Any, **_: Any) -> Any:
         name = body.get("display_name", "")
@@ -233,8 +224,6 @@ _ROUTES = [
     ("DELETE", f"/apis/v2beta1/runs/({_ID})", "delete"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):terminate", "_terminate"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
-    ("POST", f"/apis/v2beta1/runs/({_ID}):archive", "_archive"),
-    ("POST", f"/apis/v2beta1/runs/({_ID}):unarchive", "_unarchive"),
     ("GET", "/apis/v2beta1/experiments", "_list_experiments"),
     ("POST", "/apis/v2beta1/experiments", "_create_experiment"),
     ("GET", f"/apis/v2beta1/experiments/({_ID})", "_get_experiment"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 
@@ -20,30 +21,12 @@ class Refused(Exception):
             self.answer["details"] = [detail]
 
 
-def no_run(run_id: str) -> Refused:
-    """Return the answer to a request for a run that does not exist."""
-    cause = f"Run {run_id} not found"
-    return Refused(404, 5, f"Failed to get a run: Failed to fetch run {run_id}: ResourceNotFoundError: {cause}", cause)
-
-
 def no_experiment(identity: str) -> Refused:
     """Return the answer to a request for an experiment that does not exist."""
     cause = f"Experiment {identity} not found"
     return Refused(404, 5, f"Failed to get an experiment: ResourceNotFoundError: {cause}", cause)
 
 
-#: What a proxy answers in KFP's place, by status: gRPC's code and the message.
-_PROXY = {
-    401: (16, "Request header error: there is no user identity header."),
-    403: (7, "User is not authorized"),
-    404: (5, "Not Found"),
-    429: (8, "Too many requests"),
-    500: (13, "Internal Server Error"),
-    503: (14, "upstream connect error or disconnect/reset before headers"),
-}
-
-
 def proxy_error(status: int) -> dict[str, Any]:
     """Return the answer with a status of something before KFP's API server."""
-    code, message = _PROXY.get(status, (2, f"status {status}"))
-    return {"code": code, "message": message}
+    return {"code": 2, "message": HTTPStatus(status).phrase}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchx_kfp.execution.runs.events import (
     Event,
@@ -98,8 +97,3 @@ class Facts:
                 del self.past[pipeline]
         for task in self.tasks.values():
             task.retry()
-
-
-def given_to(started: StageStarted) -> dict[str, Any]:
-    """Return the inputs of a stage, including artifacts."""
-    return {**started.inputs, **started.artifacts}

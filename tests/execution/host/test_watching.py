@@ -135,7 +135,7 @@ def test_a_run_that_was_submitted_is_named_even_if_it_cannot_be_watched(kfp_host
     done = program("submit", "small.yaml", "-p", "code=1", "--watch", "--json", "--host", kfp_host.url)
     assert (done.returncode, done.stdout) == (1, "")
     [run_id] = kfp_host.runs
-    facts = says("User is not authorized", f"The run {run_id} may go on", f"watch {run_id} --host {kfp_host.url}")
+    facts = says("Forbidden", f"The run {run_id} may go on", f"watch {run_id} --host {kfp_host.url}")
     assert re.search(facts, done.stderr)
 
 
