@@ -9,12 +9,10 @@ import warnings
 from dev import benchmarks
 
 CASES = {
-    "compile": "300 tracked stages, by hand and tracked; 1,000",
     "start": "what a stage's command adds to the start of its application, and the import of current_run",
     "tracker": "put and get beside TorchX's tracker; requests on S3; an artifact of 1 GB beside fsspec's copies",
     "size": "how many stages fit into a run on KFP, by the model",
     "local": "the local runner beside kfp.local; a loop's memory; a run from the cache",
-    "watch": "the share of a core to watch a run of 1,000 stages on KFP",
     "load": "processes that put, get and are killed: is anything lost or mixed?",
 }
 
