@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchx_kfp.execution.report.figures import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_front, draw_results
-from torchx_kfp.execution.report.graph import Box, lay_out
+from torchx_kfp.execution.report.graph import Box, lay_out, line_through
 from torchx_kfp.execution.report.model import Hyperlink, Row
 from torchx_kfp.local import State
 
@@ -42,13 +42,38 @@ def check_places(root: Box) -> None:
             assert box.x + box.width <= group.x + group.width + 1e-6
             assert group.y <= box.y
             assert box.y + box.height <= group.y + group.height + 1e-6
-    for source, target in root.edges():
-        assert source.y + source.height < target.y
+    for group in (root, *root.all_inside()):
+        assert len(group.routes) == sum(
+            key in {box.key for box in group.inner} for box in group.inner for key in box.after
+        )
+        for source, *bends, target in group.routes:
+            assert source.y + source.height < target.y
+            for x, y in along(line_through([source, *bends, target])):
+                assert not any(
+                    box.x < x < box.x + box.width and box.y + 1 < y < box.y + box.height - 1 for box in group.inner
+                ), (x, y)
+
+
+def along(path: str) -> Iterator[tuple[float, float]]:
+    """Yield points of an edge, 20 for each of its parts."""
+    start, *parts = re.findall(r"[MVC][-\d. ]+", path)
+    x, y = map(float, start[1:].split())
+    for part in parts:
+        numbers = [float(number) for number in part[1:].split()]
+        (x1, y1, x2, y2, x3, y3) = numbers if part[0] == "C" else (x, y, x, numbers[0], x, numbers[0])
+        for step in range(21):
+            t = step / 20
+            weights = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
+            yield (
+                sum(weight * each for weight, each in zip(weights, (x, x1, x2, x3), strict=True)),
+                sum(weight * each for weight, each in zip(weights, (y, y1, y2, y3), strict=True)),
+            )
+        x, y = x3, y3
 
 
 @given(boxes())
 @settings(max_examples=80)
-def test_no_boxes_overlap_and_edges_lead_down(inner: list[Box]) -> None:
+def test_no_boxes_overlap_and_edges_lead_down_past_other_boxes(inner: list[Box]) -> None:
     root = Box("", inner=inner)
     lay_out(root)
     check_places(root)

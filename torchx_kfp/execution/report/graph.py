@@ -2,7 +2,7 @@
 
 In a compiled pipeline, edges connect only tasks of the same scope. So each box that contains others is laid out first,
 and then placed as a box of that size in the scope around it. The boxes of a scope are in layers, so that every edge
-leads down; a layer has the order of its neighbors.
+leads down; an edge goes past the boxes of the layers between its ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
+from itertools import pairwise
 
 from torchx_kfp.common.text import duration, shorten
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Task
@@ -24,6 +25,8 @@ from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 WIDTH, HEIGHT = 190.0, 46.0
 #: Gaps between the boxes of a layer and between layers; the padding and the title of a box that contains others.
 GAP, LAYER_GAP, PADDING, TITLE = 16.0, 40.0, 14.0, 26.0
+#: The width that an edge takes beside the boxes of a layer.
+BEND = 8.0
 #: The width of a letter, and that of a box's edges.
 _LETTER, _EDGES = 6.4, 28.0
 
@@ -48,6 +51,15 @@ class Box:
     y: float = 0.0
     width: float = WIDTH
     height: float = HEIGHT
+    #: The height of its layer.
+    room: float = 0.0
+    #: The edges between the boxes inside; the bends of a long one are boxes of no height in the layers between.
+    routes: list[list[Box]] = field(default_factory=list)
+
+    @property
+    def center(self) -> float:
+        """The middle of its width."""
+        return self.x + self.width / 2
 
     @property
     def label(self) -> str:
@@ -60,19 +72,25 @@ class Box:
             yield box
             yield from box.all_inside()
 
-    def edges(self) -> Iterator[tuple[Box, Box]]:
-        """Yield the ends of each edge between boxes of the same scope, here and inside."""
+    def edges(self) -> Iterator[list[Box]]:
+        """Yield each edge between boxes of the same scope, here and inside: its ends, and the bends between them."""
         for group in (self, *self.all_inside()):
-            boxes = {box.key: box for box in group.inner}
-            for box in group.inner:
-                yield from ((boxes[key], box) for key in box.after if key in boxes)
+            yield from group.routes
 
-    def line_to(self, other: Box) -> str:
-        """Return the path of an edge, with room for the tip of an arrow."""
-        x1, y1 = self.x + self.width / 2, self.y + self.height
-        x2, y2 = other.x + other.width / 2, other.y - 5
-        middle = (y1 + y2) / 2
-        return f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
+
+def line_through(route: Iterable[Box]) -> str:
+    """Return the path of an edge, with room for the tip of an arrow.
+
+    It is vertical beside the boxes of a layer and crosses over between two layers, so that it meets no other box.
+    """
+    at, *others = route
+    path = f"M{at.center:.0f} {at.y + at.height:.0f}"
+    for box in others:
+        floor, end = at.y + at.room, box.y - (5 if box is others[-1] else 0)
+        middle = (floor + end) / 2
+        path += f"V{floor:.0f}C{at.center:.0f} {middle:.0f} {box.center:.0f} {middle:.0f} {box.center:.0f} {end:.0f}"
+        at = box
+    return path
 
 
 def draw_graph(record: RunRecord) -> Box | None:
@@ -104,47 +122,66 @@ def _arrange(group: Box) -> None:
     for box in group.inner:
         if box.inner:
             _arrange(box)
-    layers = _layers(group.inner)
+    layers, group.routes = _layers(group.inner)
     widths = [sum(box.width + GAP for box in layer) - GAP for layer in layers]
     inside = max(widths, default=0.0)
     y = PADDING + (TITLE if group.kind else 0.0)
     for layer, width in zip(layers, widths, strict=True):
         x = PADDING + (inside - width) / 2
+        room = max(box.height for box in layer)
         for box in layer:
-            box.x, box.y = x, y
+            box.x, box.y, box.room = x, y, room
             x += box.width + GAP
-        y += max(box.height for box in layer) + LAYER_GAP
+        y += room + LAYER_GAP
     group.width, group.height = inside + 2 * PADDING, y - LAYER_GAP + PADDING
 
 
 def _move(box: Box, x: float, y: float) -> None:
     box.x, box.y = box.x + x, box.y + y
-    for inner in box.inner:
+    bends = {id(bend): bend for route in box.routes for bend in route[1:-1]}
+    for inner in (*box.inner, *bends.values()):
         _move(inner, box.x, box.y)
 
 
-def _layers(boxes: list[Box]) -> list[list[Box]]:
-    """Return the boxes in layers, each of which depends on earlier ones only, in the order of their neighbors."""
-    keys = {box.key for box in boxes}
-    before = {box.key: [key for key in box.after if key in keys] for box in boxes}
-    behind: dict[str, list[str]] = {key: [] for key in keys}
+def _layers(boxes: list[Box]) -> tuple[list[list[Box]], list[list[Box]]]:
+    """Return the boxes in layers, each of which depends on earlier ones only, and the edges between them.
+
+    A layer has the order of its neighbors. An edge has a bend in each layer that it passes. Edges from one box share
+    bends.
+    """
+    known = {box.key: box for box in boxes}
+    before = {box.key: [key for key in box.after if key in known] for box in boxes}
     depth: dict[str, int] = {}
     for key in TopologicalSorter(before).static_order():
         depth[key] = 1 + max((depth[other] for other in before[key]), default=-1)
-        for other in before[key]:
-            behind[other].append(key)
     layers: list[list[Box]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
     for box in boxes:
         layers[depth[box.key]].append(box)
+    bends: dict[str, list[Box]] = {key: [] for key in known}
+    routes: list[list[Box]] = []
+    for box in boxes:
+        for key in before[box.key]:
+            passed = range(depth[key] + 1, depth[box.key])
+            for place in passed[len(bends[key]) :]:
+                bends[key].append(Box(f"{key} in {place}", width=BEND, height=0.0))
+                layers[place].append(bends[key][-1])
+            routes.append([known[key], *bends[key][: len(passed)], box])
+    near: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
+    for route in routes:
+        for one, other in pairwise(route):
+            near[0].setdefault(other.key, []).append(one.key)
+            near[1].setdefault(one.key, []).append(other.key)
     where = {box.key: (index + 0.5) / len(layer) for layer in layers for index, box in enumerate(layer)}
-    for neighbors, order in ((before, layers), (behind, layers[::-1])):
+    for neighbors, order in zip(near, (layers, layers[::-1]), strict=True):
         for layer in order:
             centers = {
-                box.key: sum(map(where.__getitem__, near)) / len(near) for box in layer if (near := neighbors[box.key])
+                box.key: sum(map(where.__getitem__, found)) / len(found)
+                for box in layer
+                if (found := neighbors.get(box.key))
             }
             layer.sort(key=lambda box: centers.get(box.key, where[box.key]))
             where |= {box.key: (index + 0.5) / len(layer) for index, box in enumerate(layer)}
-    return layers
+    return layers, routes
 
 
 def summary(stages: Iterable[StageState]) -> tuple[State | None, str]:

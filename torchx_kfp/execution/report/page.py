@@ -17,7 +17,7 @@ from torchx_kfp.common.text import clean, counted, duration, moment, shorten
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.walk import safe_name
 from torchx_kfp.execution.report import figures, formats
-from torchx_kfp.execution.report.graph import counts_of, draw_graph
+from torchx_kfp.execution.report.graph import counts_of, draw_graph, line_through
 from torchx_kfp.execution.report.links import Links
 from torchx_kfp.execution.report.model import read_tracked
 from torchx_kfp.execution.report.rows import find_searches, task_tables, view_search
@@ -115,7 +115,9 @@ def fill(template: Path, *, script: str = "", forms: str = "'none'", **content: 
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
-    environment.globals.update(formats=formats, describe_code=describe_code, State=State, figures=figures)
+    environment.globals.update(
+        formats=formats, line_through=line_through, describe_code=describe_code, State=State, figures=figures
+    )
     page = environment.get_template(template.name).render(
         **content,
         css=Markup(style_sheet()),
