@@ -73,6 +73,19 @@ def test_a_shell_completes(call: Call, project: Path) -> None:
         assert [it[: len(word)] for it, word in zip(found, expected, strict=True)] == expected, words
 
 
+def test_the_type_of_a_parameter_that_torchx_cannot_read_is_named(call: Call, project: Path) -> None:
+    (project / "comps.py").write_text(
+        "from torchx.specs import AppDef, Role\n\n"
+        "def new(a: str = '', env: dict[str, str] | None = None) -> AppDef:\n"
+        '    """Do it."""\n'
+        "    return AppDef('new', [Role('new', image='i', entrypoint='true', env=env or {})])\n"
+    )
+    assert call("run", "comps.py:new").returncode == 0
+    done = call("run", "comps.py:new", "--", "--env", "A=B")
+    assert done.returncode == 2
+    assert "has parameters that TorchX cannot read, 'env': write Optional[X]" in done.stderr
+
+
 #: A pipeline with a tracker base of its own, which no setting replaces here.
 WITH_DEFAULT = """
 from kfp import dsl

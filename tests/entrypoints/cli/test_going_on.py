@@ -115,9 +115,12 @@ def test_a_retry_is_the_same_command_in_the_same_directory(
     assert re.search(says(f"In {project}: ", f"torchx-kfp {shlex.join(words)}", "as they are there now"), done.stderr)
     assert "third | mended" in done.stderr
     assert list(project.glob("local_outputs/mine-*")), "it is as if the user had called it there"
-    # A retry can be retried, and so can the run before it.
-    again = call(*retry, folder=tmp_path)
+    # A retry can be retried, and so can the run before it; it is shown as the options of the retry say.
+    again = call(*retry, "-q", folder=tmp_path)
     assert states(again.stdout) == ["cached"] * 3
+    assert [line.partition(":")[0] for line in again.stderr.splitlines()] == ["See the results again"]
+    printed = call(*retry, "--json", folder=tmp_path).stdout
+    assert json.loads(printed.splitlines()[-1])["event"] == "run_finished"
     request = json.loads(next(project.glob("local_outputs/mine-*/run.json")).read_text())
     assert request["command"] == {"words": words, "directory": str(project)}, "no defaults"
 

@@ -192,6 +192,34 @@ def test_events_are_those_of_the_same_run_on_this_machine(there: Program, pipeli
 # Runs
 
 
+def test_runs_without_a_tracker_base_have_no_results(kfp_host: KfpHost, program: Program) -> None:
+    host = ("--host", kfp_host.url)
+    runs = [program("submit", "plain.yaml", "-p", f"word={word}", *host).stdout.strip() for word in ("a", "b")]
+    for run_id in runs:
+        ended(kfp_host, run_id)
+    for words in (["results", runs[0]], ["compare", *runs]):
+        done = program(*words, *host)
+        assert (done.returncode, done.stdout) == (2, "")
+        facts = (runs[0], "no results", "no tracker base", f"torchx-kfp show {runs[0]} --host {kfp_host.url}\n")
+        assert re.search(says(*facts), done.stderr), done.stderr
+
+
+def test_runs_whose_records_are_gone_are_not_said_to_be_the_same(
+    kfp_host: KfpHost, program: Program, pipelines: Path
+) -> None:
+    base = str(pipelines / "base")
+    words = ["good.yaml", "--host", kfp_host.url, "-p", f"tracker_base={base}", "--no-cache"]
+    runs = [program("submit", *words).stdout.strip() for _ in range(2)]
+    for run_id in runs:
+        ended(kfp_host, run_id)
+        for folder in list(Path(base).rglob(run_id)):
+            shutil.rmtree(folder)
+    done = program("compare", *runs, "--changed", "--host", kfp_host.url, "--tracker-base", base)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "do not differ" not in done.stderr
+    assert [f"{run_id}) has recorded nothing" in done.stderr for run_id in runs] == [True, True]
+
+
 def test_a_host_without_runs(kfp_host: KfpHost, program: Program) -> None:
     done = program("runs", "--host", kfp_host.url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"There are no runs on {kfp_host.url}.\n")

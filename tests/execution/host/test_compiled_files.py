@@ -131,6 +131,9 @@ def test_kfp_makes_a_recurring_run_of_a_file(program: Program, tmp_path: Path) -
 
 
 def test_a_file_may_leave_values_to_whoever_starts_it(program: Program, tmp_path: Path) -> None:
+    wrong = program("compile", "file.py", "-o", "out.txt")
+    assert (wrong.returncode, Path(program.folder, "out.txt").exists()) == (2, False), wrong.stderr
+    assert "'out.txt' is not the name of a YAML file" in wrong.stderr
     done = program("compile", "file.py", "-o", "file.yaml", TORCHX_KFP_TRACKER_BASE="")
     assert done.returncode == 0, done.stderr
     for fact in ("need values for tracker_base, word", "-p NAME=VALUE", "--workspace ."):

@@ -206,7 +206,7 @@ def submitted(kfp_host: KfpHost) -> list[str]:
 def test_a_run_is_found_by_each_of_its_names(host: Host, submitted: list[str], kfp_host: KfpHost) -> None:
     first = submitted[0]
     before = len(kfp_host.requests)
-    link = f"https://kfp.example.com/pipeline/#/runs/details/{first}?x=1"
+    link = f"{kfp_host.url.upper()}/pipeline/#/runs/details/{first}?x=1"
     for name in (first, first.upper(), link, f"kfp://torchx/{first}"):
         assert host.find(name) == first
     assert len(kfp_host.requests) == before, "an id is a name without any request"
@@ -216,6 +216,10 @@ def test_a_run_is_found_by_each_of_its_names(host: Host, submitted: list[str], k
     assert host.find("deadbeef") == submitted[3], "a name, although it looks like the beginning of an id"
     with pytest.raises(UnknownRunError, match=says("no run", first[:3], "at least 4 characters of an id")):
         host.find(first[:3])
+    other = f"https://kfp.example.com/pipeline/#/runs/details/{first}"
+    with pytest.raises(UnknownRunError, match=says(other, "another host", kfp_host.url, "--host", f"id: {first}")):
+        host.find(other)
+    assert connect(host=kfp_host.url, ui_host="https://kfp.example.com").find(other) == first
     again = submit(small, name=f"again: {first}", host=kfp_host.url).run_id
     assert host.find(f"again: {first}") == again, "a name may mention another run"
 

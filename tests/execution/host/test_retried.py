@@ -127,6 +127,21 @@ def test_a_retry_is_watched(retried: Retried) -> None:
     assert [row[:2] for row in rows(done.stdout)] == [[name, "succeeded"] for name in ("first", "train", "read")]
 
 
+def test_a_retry_is_shown_as_its_options_say(retried: Retried) -> None:
+    run_id = retried.fail(chain(retried.folder, {"w": 2.5}))
+    done = retried.program("retry", run_id, "--json")
+    link = f"{retried.host.url}/#/runs/details/{run_id}"
+    assert (json.loads(done.stdout), done.stderr) == ({"run": run_id, "link": link}, "")
+    ended(retried.host, run_id)
+    quiet = retried.program("retry", run_id, "-q")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    ended(retried.host, run_id)
+    (retried.folder / "go").touch()
+    watched = retried.program("retry", run_id, "--watch", "--json")
+    assert watched.returncode == 0, watched.stderr
+    assert json.loads(watched.stdout.splitlines()[-1])["state"] == "succeeded"
+
+
 def test_a_run_that_cannot_be_retried_says_why(retried: Retried) -> None:
     @dsl.pipeline(name="long")
     def long(base: str):

@@ -234,9 +234,21 @@ def test_a_file_with_a_secret_that_others_can_read_is_a_warning(
     found = read({}, environ).warnings
     assert bool(found) is warns
     for warning in found:
-        assert f"chmod 600 {file}" in warning
-        assert "'existing_token'" in warning
+        assert warning.startswith(f"Run chmod 600 {file}: ")
+        assert warning.endswith("'existing_token'.")
         assert "hidden" not in warning
+
+
+def test_a_token_file_that_others_can_read_is_a_warning(environ: dict[str, str]) -> None:
+    config = write(environ, "[kfp]\ntoken_file = token\n", 0o644)
+    token = config.parent / "token"
+    assert read({}, environ).warnings == (), "there is none"
+    token.write_text("hidden")
+    for mode, expected in ((0o600, ()), (0o644, (token,))):
+        token.chmod(mode)
+        for keywords in ({}, {"token_file": str(token)}):
+            found = read(keywords, environ).warnings
+            assert [text.partition(": ")[0] for text in found] == [f"Run chmod 600 {file}" for file in expected]
 
 
 # Mistakes

@@ -37,7 +37,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.settings import Settings, flag, read_settings
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.runs import OUTPUT_DIR
+from torchx_kfp.execution.runs import OUTPUT_DIR, output_dir_words
 from torchx_kfp.execution.runs.history import RunReader, created, find_run, is_run, read_run
 from torchx_kfp.execution.runs.record import RunRecord, untracked
 from torchx_kfp.execution.runs.source import RunSource
@@ -153,14 +153,14 @@ class Lookup:
         try:
             return RunReader(find_run(self.output_dir, run))
         except ArgumentError as error:
-            # Only runs on a host have such an id.
-            if not UUID.search(run.lower()) and not _is_host_known():
+            is_of_host = UUID.search(run.lower()) is not None  # only runs on a host have such an id
+            if not is_of_host and not _is_host_known():
                 raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
             try:
                 source = self.on_host(run, **reading)
                 source.read()  # whether it exists: a whole id is not looked up
             except (UnknownRunError, HostError) as other:
-                if not isinstance(error, UnknownRunError) and _is_host_known():
+                if is_of_host or (not isinstance(error, UnknownRunError) and _is_host_known()):
                     raise  # there are no runs on this machine
                 raise type(other)(f"{error} And on the host: {other}") from None
             return source
@@ -190,6 +190,10 @@ class Lookup:
                 raise
             return Recorder(base, patience=SHORT_PATIENCE)  # a base that no stage uses need not exist
 
+    def _words(self, record: RunRecord) -> list[str]:
+        """Return the options with which another command finds a run that was found."""
+        return host_words(self.flags) if record.folder is None else output_dir_words(record.folder)
+
     def base_of(self, record: RunRecord) -> str:
         """Return the tracker base of a run: its argument, or the one that its stages have used.
 
@@ -200,6 +204,9 @@ class Lookup:
         given = record.arguments.get(TRACKER_BASE)
         used = [stage.tracker_base for stage in record.run.ends if stage.tracker_base]
         bases = list(dict.fromkeys([given] if isinstance(given, str) and given else used))
+        if not bases and (why := untracked(record)):
+            show = this_command("show", record.run_id, *self._words(record))
+            raise ArgumentError(f"The run {record.run_id} has recorded no results. {why} To see its stages: {show}")
         if len(bases) != 1:
             why = f"used several tracker bases: {listed(bases)}"
             if not bases:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import inspect
 import io
 import os
 import re
 import sys
 import sysconfig
 import traceback
+import types
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 import torchx_kfp
-from torchx_kfp.common.text import did_you_mean, did_you_mean_path
+from torchx_kfp.common.text import did_you_mean, did_you_mean_path, joined
 from torchx_kfp.entrypoints.cli.channel_watch import watch_conditions
 from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Target
@@ -194,7 +196,12 @@ def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_wor
         said = errors.getvalue().strip().rpartition("error: ")[2]
         raise ArgumentError(f"{target.word}: {said}. Its arguments: {command} -- --help") from None
     except Exception as error:  # the component is the user's code
-        raise ArgumentError(f"{target.word} cannot be called with these arguments: {error or repr(error)}.") from error
+        why = f"cannot be called with these arguments: {error or repr(error)}."
+        parameters = inspect.signature(function).parameters.values()
+        unions = [each.name for each in parameters if isinstance(each.annotation, types.UnionType)]
+        if unions and str(error) == "Unknown":  # TorchX 0.7.0 says no more
+            why = f"has parameters that TorchX cannot read, {joined(unions)}: write Optional[X] in place of X | None."
+        raise ArgumentError(f"{target.word} {why}") from error
     try:
         return single_stage_pipeline(app, tracked=tracked or has_workspace, has_workspace=has_workspace)
     except AppDefError as error:

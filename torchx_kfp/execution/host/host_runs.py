@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
@@ -160,6 +161,7 @@ class Host:
         if UUID.fullmatch(wanted.lower()):
             return wanted.lower()
         if url := _URL_OF_RUN.fullmatch(wanted.lower()):
+            self._verify_is_of_host(wanted, url[1])
             return url[1]
         if wanted == LATEST:
             newest = next(self.list(limit=1), None)
@@ -187,6 +189,16 @@ class Host:
                 f"newest is {found[0].run_id}."
             )
         return found[0].run_id
+
+    def _verify_is_of_host(self, url: str, run_id: str) -> None:
+        """Raise UnknownRunError if the URL of a run's page is that of another host than this one or its UI."""
+        settings = self.connection.settings
+        known = {urlsplit(each).netloc.lower() for each in (settings.host, settings.ui_host) if each}
+        if url.lower().startswith("http") and known and urlsplit(url).netloc.lower() not in known:
+            raise UnknownRunError(
+                f"{printable(url)} is on another host than {self.connection.name}. Name that one with --host, or, if "
+                f"both are the same host, give the run's id: {run_id}."
+            )
 
     def list(self, where: RunFilter = UNARCHIVED, *, limit: int | None = None) -> Iterator[RunSummary]:
         """Yield runs, the newest first, a page at a time.

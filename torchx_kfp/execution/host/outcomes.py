@@ -46,7 +46,7 @@ SIGNALS = (
 #: The reasons of stages about whose end KFP says nothing.
 CANCELED = reasons.not_run(reasons.RUN_WAS_ENDED)
 _NO_END = "was running when KFP last reported it"
-NO_START = "was not run, as far as KFP has reported it"
+NO_START = reasons.not_run("the run had ended")
 
 
 def end_of_stage(

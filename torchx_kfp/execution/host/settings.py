@@ -9,12 +9,13 @@ KFP, otherwise the proxy of the Kubernetes API server that the kubeconfig names.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import dataclasses
 import functools
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -251,10 +252,10 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
         else:
             known = {*found, *(_TOKENS if _TOKENS & found.keys() else ())}
             found |= {name: it for name, it in given.items() if name not in known}
-    if (secrets := [name for name in in_file if SETTINGS[name].secret]) and file.stat().st_mode & _FOR_OTHERS:
-        warnings.append(
-            f"Other users of this machine can read {file}, which has {joined(secrets)}. Run: chmod 600 {file}"
-        )
+    if secrets := [name for name in in_file if SETTINGS[name].secret]:
+        warnings += _readable_by_others(file, joined(secrets))
+    if "token_file" in found:
+        warnings += _readable_by_others(Path(str(found["token_file"][0])), "a token")
     if "proxy" not in found and "host" in found and (proxy := _proxy_to(str(found["host"][0]), environ)):
         found["proxy"] = proxy
     # The values have the types of the fields, by which they were read.
@@ -262,6 +263,13 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     sources = {name: source for name, (_, source) in found.items()}
     again = functools.partial(read_settings, flags, environ)
     return Settings(**values, sources=sources, warnings=tuple(warnings), _again=again)
+
+
+def _readable_by_others(file: Path, content: str) -> Iterator[str]:
+    """Yield a warning if other users of this machine can read a file that exists."""
+    with contextlib.suppress(OSError):
+        if file.stat().st_mode & _FOR_OTHERS:
+            yield f"Run chmod 600 {file}: other users of this machine can read it, and it has {content}."
 
 
 def _proxy_to(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None:

@@ -64,7 +64,7 @@ def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, lookup:
         raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
     compared = compare_runs(lookup.locate(*runs), changed=changed)
     labels, rows = compared.labels, compared.rows
-    if not rows:
+    if not rows and all(one.keys for one in compared.chosen):
         print_message("The runs do not differ." if changed else "The runs have recorded nothing.")
     for it, one in zip(compared.located, compared.chosen, strict=True):
         if not one.keys:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from torchx_kfp.entrypoints.cli.commands.submit import prepare_submission
@@ -10,6 +12,7 @@ from torchx_kfp.entrypoints.cli.flags import Target, file_options, target_argume
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options
 from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.execution.host.settings import Submission, read_settings
+from torchx_kfp.execution.pipeline.load import SUFFIXES
 
 
 @click.command("compile")
@@ -34,6 +37,8 @@ def compile_command(target: Target, output: str, inputs: RunInputs, submission: 
     from torchx_kfp.execution.host.submission import as_file
     from torchx_kfp.execution.pipeline.values import missing_arguments
 
+    if output != "-" and Path(output).suffix not in SUFFIXES:
+        raise PipelineFileError(f"{output!r} is not the name of a YAML file. Name one with -o: {output}.yaml.")
     settings = read_settings()
     for sentence in settings.warnings:
         print_message(sentence)

@@ -7,8 +7,8 @@ import os
 import click
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.entrypoints.cli.display.printing import WORDS, print_message, this_command
-from torchx_kfp.entrypoints.cli.flags import ViewOptions
+from torchx_kfp.entrypoints.cli.display.printing import WORDS, print_json, print_message, this_command
+from torchx_kfp.entrypoints.cli.flags import ViewOptions, view_options
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.history import RunReader
@@ -20,14 +20,10 @@ from torchx_kfp.execution.runs.vocabulary import State
 @click.command("retry")
 @click.argument("run")
 @click.option("--watch", is_flag=True, help="Show a run on a host until its end; the exit code is that of the run.")
+@view_options
 @finds_runs()
 @click.pass_context
-def retry_command(
-    context: click.Context,
-    run: str,
-    watch: bool,
-    lookup: Lookup,
-) -> None:
+def retry_command(context: click.Context, run: str, watch: bool, view: ViewOptions, lookup: Lookup) -> None:
     """Run again what failed in RUN, or was canceled.
 
     On a KFP host, KFP starts the failed stages again in the same run, as "Retry" in its UI does; the pipeline, its
@@ -41,19 +37,21 @@ def retry_command(
 
     source = lookup.find(run, changes="retry")
     if isinstance(source, RunReader):
-        _run_again(context, source)
+        _run_again(context, source, view)
         return
     words = host_words(lookup.flags)
     source.retry()
     if watch:
-        attach(source, words, ViewOptions())
-    else:
+        attach(source, words, view)
+    elif view.as_json:
+        print_json({"run": source.run_id, "link": source.link or None})
+    elif not view.quiet:
         print_message(f"KFP retries {source.run_id}: {source.link}".rstrip(": "))
         print_message(f"To watch it: {this_command('watch', source.run_id, *words)}")
 
 
-def _run_again(context: click.Context, source: RunReader) -> None:
-    """Execute the command that started a run of this machine."""
+def _run_again(context: click.Context, source: RunReader, view: ViewOptions) -> None:
+    """Execute the command that started a run of this machine, shown as this command asks, or else as that one did."""
     from torchx_kfp.entrypoints.cli.commands.cancel import end_left_stages
     from torchx_kfp.entrypoints.cli.commands.run import run_command
     from torchx_kfp.entrypoints.cli.display.summary import words_to_go_on
@@ -67,11 +65,14 @@ def _run_again(context: click.Context, source: RunReader) -> None:
         raise ArgumentError(f"The run {record.run_id} has succeeded. To run it again: {this_command(*words)}")
     if record.run.state is State.INTERRUPTED:
         end_left_stages(source.folder, record)
-    print_message(f"In {command.directory}: {this_command(*words)}")
-    print_message("The pipeline and its code are as they are there now; finished stages come from the cache.")
+    if not view.quiet:
+        print_message(f"In {command.directory}: {this_command(*words)}")
+        print_message("The pipeline and its code are as they are there now; finished stages come from the cache.")
     os.chdir(command.directory)
     context.meta[WORDS] = tuple(words)
     with run_command.make_context(words[0], words[1:], parent=context.parent) as again:
+        if view != ViewOptions():
+            again.params.update(vars(view))
         run_command.invoke(again)
 
 
