@@ -27,7 +27,7 @@ pytestmark = pytest.mark.versions
 MODULE = """
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, TypedDict
+from typing import Annotated, Any, Iterator, Mapping, NamedTuple, Optional, Protocol, TypedDict, Union
 
 from torchx_kfp.tracking import current_run
 
@@ -106,6 +106,46 @@ def by_position(rate: float = 0.1, /):
 
 def unknown(value: "Missing"):
     pass
+
+
+class Scores(NamedTuple):
+    loss: float
+    sizes: list
+
+
+class Pair(NamedTuple):
+    loss: float
+    shape: tuple
+
+
+class Shaped(TypedDict):
+    shape: tuple[int, int]
+
+
+class Array(Protocol):
+    def tolist(self) -> list: ...
+
+
+def returning(annotation):
+    def function():
+        pass
+
+    function.__annotations__["return"] = annotation
+    return function
+
+
+names = {
+    "tuple": tuple, "pair": tuple[float, float], "set": set[str], "bytes": bytes, "path": Path,
+    "iterator": Iterator[int], "either": Union[set, bytes, None], "named": Pair, "typed": Shaped,
+}
+fitting = [None, Any, object, float, dict[str, float], Mapping, Sequence[float], Optional[int], Scores, Model, Array,
+           Annotated[int, 1], Union[int, tuple]]
+for name, annotation in names.items():
+    globals()[f"returns_{name}"] = returning(annotation)
+    globals()[f"returns_{name}"].__name__ = f"returns_{name}"
+for number, annotation in enumerate(fitting):
+    globals()[f"fits_{number}"] = returning(annotation)
+    globals()[f"fits_{number}"].__name__ = f"fits_{number}"
 """
 
 
@@ -229,12 +269,35 @@ def calling(name: str, make: Callable[[Any], dict[str, Any]] = lambda channel: {
     return lambda: compile_pipeline(pipeline)
 
 
+#: What the annotations of functions say that no stage can record.
+UNFIT = {
+    "tuple": "tuple, which",
+    "pair": "tuple[float, float], which",
+    "set": "set[str]",
+    "bytes": "bytes",
+    "path": "pathlib.Path",
+    "iterator": "Iterator[int]",
+    "either": "Union[set, bytes, NoneType]",
+    "named": "functions_here.Pair, with tuple inside",
+    "typed": "functions_here.Shaped, with tuple[int, int] inside",
+}
+
+
+def test_functions_may_return_all_that_can_be_recorded(module: Any) -> None:
+    for number in range(len(module.fitting)):
+        calling(f"fits_{number}")()
+
+
 @refused(
     {
         AppDefError: [
             (calling("judge"), "judge() needs 'loss'", "stages.python(judge, loss=...)", "reads=task"),
             (calling("judge", lambda _: {"los": 1}), "judge() has no parameter 'los'", "'loss'?", "loss, limit"),
             (calling("awaited"), "awaited() is async", "Write a function with def", "asyncio.run"),
+            *(
+                (calling(f"returns_{name}"), f"returns_{name}() returns {text}", "cannot be recorded", "by name")
+                for name, text in UNFIT.items()
+            ),
             (calling("yielding"), "yielding() is a generator", "Write a function with def", "return a list"),
             (
                 calling("any_named", lambda _: {"rate": 1}),

@@ -67,6 +67,9 @@ def bad():
 def pair():
     return 0.1, 0.9
 
+def shape() -> tuple:
+    raise RuntimeError("the work")
+
 def arrays():
     import numpy as np
     return {"loss": np.float32(0.5), "curve": [np.float32(0.25), np.int64(3)], "all": np.array([1.5, 2]), "odd": {1: 2}}
@@ -252,6 +255,7 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
             {},
             ["pair() returned", "of type tuple", 'return {"loss": ..., "accuracy": ...}'],
         ),
+        (["-m", "functions", "shape"], {}, ["shape() returns tuple, which cannot be recorded"]),
         (["-m", "functions", "by_position"], {}, ["'loss' of by_position()", "positional-only", "Remove the '/'"]),
         (["-m", "functions", "fails"], {}, ["RuntimeError: of the function"]),
         (["-m", "broken", "add"], {}, ["No module named 'missing_package'"]),

@@ -23,7 +23,7 @@ from torchx import specs
 
 from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
-from torchx_kfp.authoring.python import check_arguments, typed_parameters
+from torchx_kfp.authoring.python import check_arguments
 from torchx_kfp.authoring.references import (
     PYTHON_TYPES,
     Reference,
@@ -32,6 +32,7 @@ from torchx_kfp.authoring.references import (
     parameter_text,
 )
 from torchx_kfp.errors import AppDefError
+from torchx_kfp.tracking.call import parameters_of
 
 _IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
 #: Two values of each type, whose text differs in length and in what has to be quoted.
@@ -157,7 +158,7 @@ class _Call:
 
     def references(self) -> Iterator[Reference]:
         """Yield the parameters that become inputs."""
-        for name, (declared, type_) in typed_parameters(self.fn, by_name=False).items():
+        for name, (declared, type_) in parameters_of(self.fn, by_name=False).items():
             if name in self.constants or declared.default is None:
                 continue
             is_untyped = declared.annotation is declared.empty and declared.default is declared.empty

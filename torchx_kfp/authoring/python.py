@@ -57,7 +57,8 @@ def function_app(
     name = getattr(function, "__name__", repr(function))
     module = _module_of(function, name)
     _check_kind(function, name)
-    parameters = typed_parameters(function)
+    parameters = call.parameters_of(function)
+    call.check_returned(function)
     unnamed = [it for it in inspect.signature(function).parameters.values() if it.name not in parameters]
     if unnamed and (unknown := [each for each in arguments if each not in parameters]):
         raise AppDefError(
@@ -113,16 +114,6 @@ def _check_kind(function: Callable[..., Any], name: str) -> None:
 def _exact(value: Any) -> Any:
     """Return text that arrives as it is, although TorchX's macros are replaced in it."""
     return value.replace("$", "$$") if isinstance(value, str) else value
-
-
-def typed_parameters(
-    function: Callable[..., Any], *, by_name: bool = True
-) -> dict[str, tuple[inspect.Parameter, type | None]]:
-    """Return the parameters of a function with their types: see ``torchx_kfp.tracking.call``."""
-    try:
-        return call.parameters_of(function, by_name=by_name)
-    except call.CallError as error:
-        raise AppDefError(f"{str(error)[0].upper()}{str(error)[1:]}") from None
 
 
 def check_arguments(

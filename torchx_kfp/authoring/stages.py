@@ -144,8 +144,8 @@ class Stages(SharedOptions):
                 ``task``; and arguments of the function by name: constants, channels, or text with channels inside.
 
         Raises:
-            AppDefError: a stage cannot import the function, an argument fits no parameter or not its type, or an option
-                is wrong.
+            AppDefError: a stage cannot import the function or record what it returns, an argument has no parameter or
+                the wrong type, or an option is wrong.
         """
         known = [option.name for option in fields(SharedOptions)]
         own = {name: value for name, value in options_and_arguments.items() if name in known}

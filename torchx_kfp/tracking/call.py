@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
-from torchx_kfp.errors import NotInStageError, NotRecordedError, ResultRefusedError
+from torchx_kfp.errors import AppDefError, NotInStageError, NotRecordedError, ResultRefusedError
 from torchx_kfp.tracking.entries import encode_json, plain
 from torchx_kfp.tracking.results import check_results
 from torchx_kfp.tracking.run import FanIn, Run, current_run, record_arguments
@@ -43,10 +43,6 @@ from torchx_kfp.tracking.run import FanIn, Run, current_run, record_arguments
 #: What arguments can be.
 KINDS = (str, int, float, bool, list, dict)
 _BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
-
-
-class CallError(Exception):
-    """A function cannot be called with these words."""
 
 
 def parameters_of(
@@ -62,7 +58,7 @@ def parameters_of(
         by_name: whether arguments are given by name alone.
 
     Raises:
-        CallError: an annotation names what does not exist, or a parameter cannot be given by name.
+        AppDefError: an annotation names what does not exist, or a parameter cannot be given by name.
     """
     name = getattr(function, "__name__", repr(function))
     called: Any = function.func if isinstance(function, functools.partial) else function
@@ -72,20 +68,56 @@ def parameters_of(
         # A signature would leave text within types, and all text in the signatures that some decorators set.
         hints = typing.get_type_hints(called)
     except Exception as error:  # whatever the evaluation of an annotation raises
-        raise CallError(
-            f"the annotations of {name}() cannot be evaluated: {error}. Name a type that the module has."
+        raise AppDefError(
+            f"The annotations of {name}() cannot be evaluated: {error}. Name a type that the module has."
         ) from None
     found = {}
     for each, parameter in inspect.signature(function).parameters.items():
         if by_name and parameter.kind == parameter.POSITIONAL_ONLY:
-            raise CallError(
-                f"the parameter {each!r} of {name}() is positional-only, but a stage passes arguments by name. Remove "
+            raise AppDefError(
+                f"The parameter {each!r} of {name}() is positional-only, but a stage passes arguments by name. Remove "
                 "the '/' from its signature."
             )
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             default = None if parameter.default is parameter.empty else parameter.default
             found[each] = parameter, _kind(hints.get(each, type(default)))
     return found
+
+
+def check_returned(function: Callable[..., Any]) -> None:
+    """Reject a function whose return annotation says that what it returns cannot be recorded.
+
+    Raises:
+        AppDefError: it cannot.
+    """
+    hint = typing.get_type_hints(function).get("return", Any)
+    if (unfit := _unfit(hint)) is None:
+        return
+    field = "" if unfit is hint else f", with {inspect.formatannotation(unfit)} inside"
+    raise AppDefError(
+        f"{function.__name__}() returns {inspect.formatannotation(hint)}{field}, which cannot be recorded. Return a "
+        'number, text, a list or a dict, or several by name: return {"loss": ..., "accuracy": ...}.'
+    )
+
+
+def _unfit(hint: Any) -> Any:
+    """Return the part of a return annotation of which no value can be recorded; None if there is none."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        parts = [_unfit(member) for member in typing.get_args(hint) if member is not type(None)]
+        return None if None in parts else hint
+    kind = origin or hint
+    if kind is Any or not isinstance(kind, type) or kind is type(None):
+        return None  # a Literal, a type variable
+    if typing.is_typeddict(kind) or hasattr(kind, "_fields"):
+        fields = typing.get_type_hints(kind).values()
+        return next((unfit for field in fields if (unfit := _unfit(field)) is not None), None)
+    try:
+        is_fit = issubclass(kind, (*KINDS, Mapping)) or any(issubclass(each, kind) for each in KINDS)
+    except TypeError:  # a protocol
+        return None
+    # Scalars and arrays of NumPy, PyTorch and their like have one of these.
+    return None if is_fit or hasattr(kind, "item") or hasattr(kind, "tolist") else hint
 
 
 def _kind(hint: Any) -> type | None:
@@ -128,7 +160,7 @@ def arguments(
         run: the run of this process; None outside of a stage.
 
     Raises:
-        CallError: a word fits no parameter, or a parameter has no value.
+        AppDefError: a word fits no parameter, or a parameter has no value.
     """
     parameters = parameters_of(function)
     values: dict[str, Any] = {}
@@ -136,12 +168,12 @@ def arguments(
         name, equals, text = word.partition("=")
         if not equals or name not in parameters:
             about = describe_unknown(f"{function.__name__}()", "parameter", name, [*parameters])
-            raise CallError(f"{shown(word)} is not NAME=VALUE of a parameter. {about}")
+            raise AppDefError(f"{shown(word)} is not NAME=VALUE of a parameter. {about}")
         kind = parameters[name][1] or str
         try:
             values[name] = parse(text, kind)
         except ValueError as error:
-            raise CallError(
+            raise AppDefError(
                 f"{name} of {function.__name__}() is {kind.__name__}, but got {shown(text)}: {error}"
             ) from None
     given = {name: f"{shown(value)}, passed" for name, value in values.items()}
@@ -157,7 +189,7 @@ def _fit(function: str, name: str, value: Any, kind: type | None) -> Any:
     """Return a value that was read, as the annotation of its parameter says.
 
     Raises:
-        CallError: it is another one.
+        AppDefError: it is another one.
     """
     if kind is None or type(value) is kind or (kind in (list, dict) and isinstance(value, kind)):
         return value
@@ -166,11 +198,11 @@ def _fit(function: str, name: str, value: Any, kind: type | None) -> Any:
     if kind is int and type(value) is float and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        raise CallError(
+        raise AppDefError(
             f"{name} of {function}() is {kind.__name__}, but it is read from a fan-in: a list of {len(value)}. "
             "Annotate it with list, or read one stage, such as a stage that chooses."
         )
-    raise CallError(
+    raise AppDefError(
         f"{name} of {function}() is {kind.__name__}, but the stage that it is read from recorded {shown(value)}, of "
         f"type {type(value).__name__}. Record {kind.__name__} there, or change the annotation."
     )
@@ -197,12 +229,12 @@ def _read(
             value = [each[name] for each in found] if isinstance(found, list) else found[name]
             values[name] = value, having[0]
         elif having:
-            raise CallError(
+            raise AppDefError(
                 f"{function}() needs {name!r}, which several stages recorded: {', '.join(having)}. Give the parameter "
                 "the name of one, and take its result from the dict, or pass a value or an output."
             )
         elif lacking := _lacking(name, sources, results):
-            raise CallError(f"{function}() needs {name!r}, but of a fan-in, {lacking}.")
+            raise AppDefError(f"{function}() needs {name!r}, but of a fan-in, {lacking}.")
         elif parameter.default is parameter.empty:
             there = [
                 f"{alias} has recorded {', '.join(_names(found)) or 'nothing'}" for alias, found in results.items()
@@ -210,11 +242,11 @@ def _read(
             hint = did_you_mean(name, [*results, *(each for found in results.values() for each in _names(found))])
             for alias, source in sources.items():
                 if isinstance(source, Run) and isinstance(kept := source.metadata().get(name), (list, dict)):
-                    raise CallError(
+                    raise AppDefError(
                         f"{name} of {function}() is {(kind or str).__name__}, but {alias} returned {shown(kept)}. "
                         f"Return one value there, or annotate the parameter with {type(kept).__name__}."
                     )
-            raise CallError(
+            raise AppDefError(
                 f"{function}() needs {name!r}: pass {name}=VALUE, or read a stage that records it.{hint} Of the stages "
                 f"that this one reads, {'; '.join(there) or 'there is none'}."
             )
@@ -307,20 +339,20 @@ def load(module: str, function: str) -> Callable[..., Any]:
     """Import a function.
 
     Raises:
-        CallError: there is no such module or function.
+        AppDefError: there is no such module or function.
     """
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # a module that it imports
-        raise CallError(
-            f"there is no module {error.name!r}. It must be in the image, or in the workspace that travels with the "
+        raise AppDefError(
+            f"There is no module {error.name!r}. It must be in the image, or in the workspace that travels with the "
             "run (--workspace DIR); here, in the folder of the pipeline's file or the current one."
         ) from None
     functions = [name for name, value in vars(found).items() if inspect.isfunction(value)]
     if not callable(getattr(found, function, None)):
-        raise CallError(describe_unknown(f"The module {module!r}", "function", function, functions))
+        raise AppDefError(describe_unknown(f"The module {module!r}", "function", function, functions))
     return getattr(found, function)  # type: ignore[no-any-return]  # of any module
 
 
@@ -342,6 +374,7 @@ def main(words: Sequence[str]) -> None:
         run = None
     try:
         function = load(words[1], words[2])
+        check_returned(function)
         values, given = arguments(function, words[3:], run)
         if run is not None and given:
             unsaid = [f"{name}={how}" for name, how in given.items() if not how.endswith(", passed")]
@@ -351,7 +384,7 @@ def main(words: Sequence[str]) -> None:
         returned = function(**values)
     except Exception as error:
         sys.last_value = error  # as Python does: so MLflow is told at the end that this has failed
-        if isinstance(error, CallError):
+        if isinstance(error, AppDefError):
             sys.exit(f"torchx-kfp: {error}")
         _print_traceback(error)
         sys.exit(1)
