@@ -18,6 +18,7 @@ import pytest
 from tests.facts import says
 from tests.tracking import stages
 from torchx_kfp.errors import (
+    KeyRefusedError,
     NotInStageError,
     NotRecordedError,
     ProtocolError,
@@ -25,7 +26,7 @@ from torchx_kfp.errors import (
     TrackerError,
     UnknownNameError,
 )
-from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
+from torchx_kfp.tracking import FsspecResultTracker, Run, current_run, open_tracker
 
 
 def stage(base: object, run_id: str = "p1/eval/e1", parents: stages.Parents | None = None) -> Run:
@@ -342,3 +343,59 @@ def test_large_arrays_are_files(tmp_path: Path) -> None:
     assert run.metadata() == {"small": [[0.0, 0.0], [0.0, 0.0]], "scalar": 0.5}
     with pytest.raises(ResultRefusedError, match=says("2,000,000 bytes", "numpy.ndarray", "artifact")):
         run.add_metadata(large=numpy.zeros(250_000))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run: run.put("loss", 1),
+        lambda run: run.put({"accuracy": 1}, "loss"),
+        lambda run: run.add_metadata("loss", 1),
+        lambda run: run.log(1, "loss", 0.5),
+        lambda run: run.put(None),
+    ],
+)
+def test_a_value_without_a_name(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(ResultRefusedError, match=r"('loss'|None) of type \w+, which has no names. Give each value a"):
+        call(stage(tmp_path))
+    assert stage(tmp_path).results() == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "current_run().put(x=[1, 2])",
+        "current_run().add_artifact('model', 'missing.bin', store=True)",
+        "current_run().add_metadata(x=print)",
+        "current_run().log(1, loss='low')",
+        "current_run().parent.results()",
+        "current_run().parent.artifact('model')",
+    ],
+)
+def test_the_last_lines_of_an_error_have_the_line_of_the_application(line: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"from torchx_kfp.tracking import current_run\n\n{line}\n")
+    variables = stages.environ(tmp_path / "base", parents={"prepare": "p1/prepare/e1"})
+    code = "import runpy; runpy.run_path('train.py')"
+    said = stages.application(code, variables, cwd=tmp_path).stderr.splitlines()
+    assert line in "\n".join(said[-8:])
+    assert said[-1].startswith("torchx_kfp.errors.")
+
+
+def test_a_run_is_read_by_its_id(tmp_path: Path) -> None:
+    run = stage(tmp_path, "p1/train/e1")
+    run.put(loss=0.5)
+    run.log(1, loss=0.5)
+    (tmp_path / "model").write_text("model")
+    run.add_artifact("model", tmp_path / "model", store=True)
+    found = open_tracker(tmp_path).run("p1/train/e1")
+    assert (found.results(), found.history()["loss"].count) == ({"loss": 0.5}, 1)
+    with found.artifact("model").open() as file:
+        assert file.read() == b"model"
+    with pytest.raises(
+        ResultRefusedError, match=says("'p1/train/e1' is not that of this process", "current_run().put")
+    ):
+        found.put(loss=0.4)
+    with pytest.raises(UnknownNameError, match=says("its own parents", "sources() of a run")):
+        found.parents  # noqa: B018
+    with pytest.raises(KeyRefusedError, match=r"'\.\.'"):
+        open_tracker(tmp_path).run("../p1")

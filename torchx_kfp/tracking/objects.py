@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.contract.carried.storage import PRIVATE, TEMPORARY, open_storage, write_whole
+from torchx_kfp.contract.carried.storage import PRIVATE, TEMPORARY, WRITE_SECONDS, open_storage, write_whole
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking.store import File, Store
 
@@ -26,10 +26,8 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss",
 _MAX_OBJECT_NAME = 1024
 #: How many requests are made at once. S3 allows thousands; a client in Python makes some hundred in a second.
 _REQUESTS = 64
-#: Seconds for a write, besides those in which it is tried again, and the number of bytes that add another second.
-#: botocore asks S3 whether it may send ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs
-#: has time-outs for everything else.
-_WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
+#: The number of bytes that add a second to the time for a write.
+_BYTES_PER_SECOND = 100_000
 #: What a file of many counts for, besides its bytes: a client in Python sends some hundred requests in a second.
 _BYTES_PER_FILE = 10_000
 #: The bytes of a small file, of which so many are on their way at once; of a large one, the driver sends parts at once.
@@ -127,7 +125,7 @@ class FsspecStore(Store):
 
     def _timed(self, call: Coroutine[Any, Any, T], size: int) -> T:
         """Return the value of a coroutine that sends bytes, unless it takes too long for this size."""
-        seconds = self._patience + _WRITE_SECONDS + size / _BYTES_PER_SECOND
+        seconds = self._patience + WRITE_SECONDS + size / _BYTES_PER_SECOND
         future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), self._fs.loop)
         try:
             return future.result()

@@ -37,13 +37,16 @@ def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
     return {_name(key, name): _value(key, name, value) for name, value in _named(key, results).items()}
 
 
-def join_named(key: str, given: Mapping[str, T] | None, named: Mapping[str, T]) -> dict[str, T]:
+def join_named(key: str, given: Iterable[Mapping[str, T]], named: Mapping[str, T]) -> dict[str, T]:
     """Return what was given for a key in both ways.
 
     Raises:
         ResultRefusedError: it has no names.
     """
-    return {**({} if given is None else _named(key, given)), **named}
+    joined: dict[str, T] = {}
+    for each in given:
+        joined |= _named(key, each)
+    return joined | dict(named)
 
 
 def _named(key: str, given: Mapping[str, T]) -> dict[str, T]:

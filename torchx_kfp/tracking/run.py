@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from torchx_kfp.common.text import SuggestingDict, describe_unknown, shown
 from torchx_kfp.contract import protocol
@@ -17,6 +17,7 @@ from torchx_kfp.errors import (
     NotRecordedError,
     ProtocolError,
     ResultRefusedError,
+    TorchxKfpError,
     TrackerError,
     UnknownNameError,
 )
@@ -37,8 +38,24 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 #: The tracker of TorchX that gets copies of what is recorded.
 _MLFLOW = "mlflow"
+
+
+def _without_frames(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Raise a method's errors without frames of this package, which would hide the caller's line at a log's end."""
+
+    @functools.wraps(method)
+    def call(*given: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return method(*given, **named)
+        except TorchxKfpError as error:
+            raise error.with_traceback(None)  # noqa: B904 (it keeps its cause)
+
+    return call
 
 
 class Run:
@@ -75,7 +92,8 @@ class Run:
         """The run id, ``<pipeline run>/<stage>/<execution>``. It is the key of the results below the tracker base."""
         return self._id
 
-    def put(self, results: Mapping[str, Result] | None = None, /, **named: Result) -> None:
+    @_without_frames
+    def put(self, /, *results: Mapping[str, Result], **named: Result) -> None:
         """Record results of this run. Results recorded before under other names stay.
 
         All threads of a process can record. If a stage has several processes or replicas, let one of them record: when
@@ -105,6 +123,7 @@ class Run:
         if self._mlflow and new:
             self._mlflow.add_metadata(self.id, **new)
 
+    @_without_frames
     def results(self) -> dict[str, Result]:
         """Return the results that this run has recorded.
 
@@ -130,7 +149,8 @@ class Run:
             )
         return found
 
-    def log(self, step: int, metrics: Mapping[str, float] | None = None, /, **named: float) -> None:
+    @_without_frames
+    def log(self, step: int, /, *metrics: Mapping[str, float], **named: float) -> None:
         """Log metrics of one step of a training: ``run.log(step, loss=0.3)``.
 
         The values wait in this process. A call writes them if the last write was some seconds ago, five at first and
@@ -165,7 +185,8 @@ class Run:
         self.flush()
         return self._read("steps").steps
 
-    def add_metadata(self, metadata: Mapping[str, object] | None = None, /, **named: object) -> None:
+    @_without_frames
+    def add_metadata(self, /, *metadata: Mapping[str, object], **named: object) -> None:
         """Record metadata of this run: hyperparameters, the environment, notes, of any size.
 
         Metadata is for people and tools; other stages read results. A list or dict that the stage declares
@@ -191,6 +212,7 @@ class Run:
         """Return the metadata that this run has recorded, by name."""
         return SuggestingDict(self._read("metadata").metadata, f"The run {self.id!r}", "metadata key")
 
+    @_without_frames
     def add_artifact(
         self, name: str, path: str | os.PathLike[str], /, *, store: bool = False, **metadata: object
     ) -> None:
@@ -233,6 +255,7 @@ class Run:
         """Return the artifacts that this run has registered, by name."""
         return SuggestingDict(self._read("artifacts").artifacts, f"The run {self.id!r}", "artifact")
 
+    @_without_frames
     def artifact(self, name: str) -> Artifact:
         """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.
 
@@ -296,15 +319,15 @@ class Run:
     def _refuse_others(self, what: str, method: str) -> None:
         if self._reads is None:
             raise ResultRefusedError(
-                f"The run {self.id!r} is one that this stage reads. A stage {what} only for its own run. "
-                f"Use current_run().{method}(...)."
+                f"The run {self.id!r} is not that of this process, which {what} only for its own run. Use "
+                f"current_run().{method}(...)."
             )
 
     def _declared(self) -> Mapping[str, protocol.RunIds]:
         if self._reads is None:
             raise UnknownNameError(
-                f"The runs that {self.id!r} reads are not known here: a stage knows only what it reads itself. "
-                "Use current_run().parents, and declare in the pipeline what else this stage should read."
+                f"The run {self.id!r} is not that of this process, which knows only its own parents: "
+                "current_run().parents. The sources() of a run have their run ids."
             )
         return self._reads
 

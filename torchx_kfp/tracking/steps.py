@@ -45,7 +45,7 @@ _LAST = 120.0
 
 
 def check_step(
-    run_id: str, step: int, metrics: Mapping[str, float] | None, named: Mapping[str, float]
+    run_id: str, step: int, metrics: Sequence[Mapping[str, float]], named: Mapping[str, float]
 ) -> tuple[int, dict[str, float]]:
     """Return the step and the metrics as plain numbers.
 
@@ -95,7 +95,7 @@ class StepLog:
         self._is_writing = False
         self._first = self._due = time.monotonic()
 
-    def log(self, step: int, metrics: Mapping[str, float] | None, named: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Sequence[Mapping[str, float]], named: Mapping[str, float]) -> None:
         """Log metrics of a step; see ``Run.log``."""
         checked = check_step(self._run_id, step, metrics, named)
         if new := [name for name in checked[1] if name not in self._names]:

@@ -15,15 +15,16 @@ from torchx_kfp.common.extras import install_line
 from torchx_kfp.common.text import SuggestingDict, did_you_mean_path, shown
 from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError
-from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import Found, warn_once
-from torchx_kfp.tracking.records import is_replay, read_record
+from torchx_kfp.tracking.records import is_replay
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
 from torchx_kfp.tracking.store import Key, Store, key_text
 
 if TYPE_CHECKING:
     import pandas
+
+    from torchx_kfp.tracking.run import Run
 
 _logger = logging.getLogger(__name__)
 
@@ -202,9 +203,11 @@ class FsspecResultTracker(ResultTracker):
         has_all = replays or prefix is not None
         return results_frame((key, its) for key, its in self.items(prefix) if has_all or not is_replay(key))
 
-    def history(self, key: Key) -> History:
-        """Return the metrics that a run has logged with ``current_run().log()``, one curve for each name."""
-        return read_record(self._store, key_text(key), "steps").steps
+    def run(self, run_id: Key) -> Run:
+        """Return a run by its id, to read what it has recorded: ``tracker.run(run_id).artifact("model").open()``."""
+        from torchx_kfp.tracking.run import Run
+
+        return Run(key_text(run_id), self)
 
     def keys(self, prefix: Key | None = None) -> list[str]:
         """Return all keys that have results, sorted. The results are not read.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from tests.contract.carried.published import RUN_ID, Stage
 from tests.proxy import Proxy
 from tests.s3 import S3Server
+from torchx_kfp.contract.carried import storage
 from torchx_kfp.contract.carried.storage import write_whole
 from torchx_kfp.contract.scripts import workspace_words
 from torchx_kfp.tracking import FsspecResultTracker
@@ -123,6 +126,21 @@ def test_a_workspace_waits_for_storage(away: Callable[[float], None], s3_base: s
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+
+
+@pytest.mark.s3
+def test_a_write_to_a_server_that_never_answers_ends(
+    s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "PATIENCE", 0)
+    monkeypatch.setattr(storage, "WRITE_SECONDS", 1)
+    with Proxy(s3_server.url, otherwise=20.0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store, path = storage.open_storage(s3_base, 0)
+        began = time.monotonic()
+        with pytest.raises(asyncio.TimeoutError):
+            write_whole(store, f"{path}/run", b"{}")
+        assert time.monotonic() - began < 10
 
 
 def test_a_base_with_a_cache_is_refused(tmp_path: Path) -> None:

@@ -115,22 +115,36 @@ def finds(kind: Kind, said: str) -> Callable[[Callable[..., Any]], Callable[...,
     return decorate
 
 
-@finds(Kind.FAILS, "task 'box' contains the channel 'a' as text")
+@finds(
+    Kind.FAILS,
+    "'a' as text in a setting of its pod (volume claim), 'claim-{a}', where KFP does not fill it in. Give a constant, "
+    "or a channel without text around it",
+)
 def a_channel_in_a_claim(a: str = "x") -> None:
     kubernetes.mount_pvc(box(), pvc_name=f"claim-{a}", mount_path="/d")
 
 
-@finds(Kind.FAILS, "task 'box' contains the channel 'a' as text ")
+@finds(Kind.FAILS, "task 'box' contains the channel 'a' as text in a setting of its pod (secret), 'key-{a}'")
+def a_channel_in_a_secret(a: str = "x") -> None:
+    kubernetes.use_secret_as_env(box(), secret_name=f"key-{a}", secret_key_to_env={"k": "K"})
+
+
+@finds(Kind.FAILS, "task 'box' contains the channel 'a' as text in a setting of its pod (node selectors), 'gpu-{a}'")
+def a_channel_in_a_node_selector(a: str = "x") -> None:
+    kubernetes.add_node_selector(box(), "pool", f"gpu-{a}")
+
+
+@finds(Kind.FAILS, "task 'box' contains the channel 'a' as text in a setting of its pod (pod labels and annotations)")
 def a_channel_in_an_annotation(a: str = "x") -> None:
     kubernetes.add_pod_annotation(box(), "team", f"{a}")
 
 
-@finds(Kind.FAILS, "task 'box' contains the channel 'a' as text that")
+@finds(Kind.FAILS, "'a' as text in its display name, 'train {a}', where KFP does not fill it in. Give a constant")
 def a_channel_in_a_display_name(a: str = "x") -> None:
     box().set_display_name(f"train {a}")
 
 
-@finds(Kind.FAILS, "task 'condition-1' contains the channel 'a' as text")
+@finds(Kind.FAILS, "task 'condition-1' contains the channel 'a' as text in its condition, ")
 def a_channel_in_text_of_a_condition(a: str = "x", b: str = "pre-x") -> None:
     with dsl.If(b == f"pre-{a}"):
         box()

@@ -496,7 +496,7 @@ os.kill(os.getpid(), 9)
     assert done.returncode == -9
     assert len(re.findall("The tracker 'mlflow' failed", done.stderr)) == 1
     tracker = FsspecResultTracker(tmp_path / "base")
-    assert (tracker.history(RUN)["loss"].count, tracker[RUN]) == (200, {"a": 1.5})
+    assert (tracker.run(RUN).history()["loss"].count, tracker[RUN]) == (200, {"a": 1.5})
 
 
 def test_a_server_that_refuses_a_record_gets_the_next_ones(

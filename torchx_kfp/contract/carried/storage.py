@@ -20,6 +20,9 @@ TEMPORARY = f"{PRIVATE}-"
 #: Seconds for which stages keep trying to reach S3, about. A restart of a storage server or of a node's network takes
 #: less.
 PATIENCE = 60.0
+#: Seconds for a write to an object store, besides those in which it is tried again. botocore asks whether it may send
+#: ("Expect: 100-continue"), and its HTTP client waits for the answer forever.
+WRITE_SECONDS = 30.0
 
 
 def open_storage(base: str, patience: float = PATIENCE, config: Any = (), options: Any = (), /) -> Any:
@@ -66,7 +69,10 @@ def write_whole(store: Any, path: str, content: bytes, /) -> None:
     while getattr(inner.__dict__.get("fs"), "protocol", ()):  # it wraps another one
         inner = inner.fs
     # Drivers of object stores are asynchronous, or inherit the ``mv`` that copies, and reads names as patterns.
-    if inner.async_impl or type(inner).mv is fsspec.AbstractFileSystem.mv:
+    if inner.async_impl:
+        store.pipe_file(path, content, timeout=PATIENCE + WRITE_SECONDS)
+        return
+    if type(inner).mv is fsspec.AbstractFileSystem.mv:
         store.pipe_file(path, content)
         return
     if store.isdir(path):  # some would move the file into it

@@ -34,7 +34,7 @@ def of_loop(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
             "Have a stage return the list, and loop over its output",
         )
     if task.loop.raw is not None:
-        yield from of_text("its items", task.loop.raw, {})
+        yield from of_text("its items", task.loop.raw, {}, "Let a stage make the list, and loop over its output")
         yield from of_numbers("its items", json.loads(task.loop.raw))
     values = place.resolved.known
     if task.loop.raw is not None or task.loop.from_input in values:
@@ -128,7 +128,7 @@ def _without_hook(pipeline: Pipeline, task: Task) -> str:
 def of_condition(condition: str) -> Iterator[tuple[Kind, str]]:
     """Yield the findings about the text of a condition."""
     if "{{channel:" in condition:
-        yield from of_text("its condition", condition, {})
+        yield from of_text("its condition", condition, {}, "Let a stage make the text, and compare its output")
         return
     if "\\" in condition:
         yield (

@@ -23,6 +23,7 @@ from torchx_kfp.execution.pipeline.placeholders import (
     uses_concat,
     with_names,
 )
+from torchx_kfp.execution.pipeline.pod_settings import POD_SETTINGS
 from torchx_kfp.execution.pipeline.python_components import parse_command
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Pipeline
 from torchx_kfp.execution.pipeline.values import TYPE_NAMES
@@ -135,7 +136,7 @@ def of_importer(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
                 "only. Give such a URI, or pass the location to a stage as text",
             )
         elif uri is not UNKNOWN and match:
-            yield from of_text("its URI", uri, {})
+            yield from of_text("its URI", uri, {}, "Give the whole URI as one channel: artifact_uri=channel")
     metadata = as_text(dict(importer.metadata))
     if names := parameters_in(metadata):
         yield (
@@ -143,7 +144,7 @@ def of_importer(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
             f"has {_shown(names[0])} in the metadata of its artifact, which KFP keeps as the text of the placeholder. "
             "Have a stage record the value",
         )
-    yield from of_text("the metadata of its artifact", metadata, {})
+    yield from of_text("the metadata of its artifact", metadata, {}, "Have a stage record the value")
 
 
 def of_container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
@@ -259,9 +260,14 @@ def _type_of(pipeline: Pipeline, place: ScopedTask, name: str) -> str:
 def of_settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     """Find what differs in the settings of a task."""
     task, component = place.task, place.component
-    for text in _texts_in(dict(component.platform)):
-        yield from (found for found in of_text("a setting of its pod", text, {}) if found[0] is Kind.FAILS)
-    yield from of_text("its display name", task.display_name, {})
+    for key, value in component.platform.items():
+        setting = POD_SETTINGS.get(key)
+        what = (setting.keys_of or setting.volume.removeprefix("the ") or setting.words) if setting else key
+        way_out = "Give a constant, or a channel without text around it where the function of kfp.kubernetes takes one"
+        for text in _texts_in(value):
+            found = of_text(f"a setting of its pod ({what})", text, {}, way_out)
+            yield from (each for each in found if each[0] is Kind.FAILS)
+    yield from of_text("its display name", task.display_name, {}, "Give a constant")
     if task.caches and task.cache_key:
         yield (
             Kind.CHANGED,

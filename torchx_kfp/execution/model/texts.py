@@ -37,19 +37,25 @@ _CHANGED = re.compile(rf"{_ARGO}|\$(?:\((?P<name>[^)]*)\)|{REWRITTEN_AFTER_DOLLA
 _AROUND = 12
 
 
-def of_text(what: str, text: str, variables: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+def of_text(
+    what: str, text: str, variables: Mapping[str, str], way_out: str = "Pass it as a separate argument"
+) -> Iterator[tuple[Kind, str]]:
     """Find what is wrong with a text of a stage, such as a channel that KFP's compiler has left in it."""
     if match := CHANNEL_TEXT.search(text):
-        producer, name = match.groups()
-        channel = f"{producer}.{name}" if producer else name
         yield (
             Kind.FAILS,
-            f"contains the channel {channel!r} as text that KFP has not filled in. Pass it as a separate argument",
+            f"contains the channel {_channel(match)!r} as text in {what}, "
+            f"{CHANNEL_TEXT.sub(lambda found: f'{{{_channel(found)}}}', text)!r}, where KFP does not fill it in. "
+            f"{way_out}",
         )
     if change := find_change(text, variables):
         yield Kind.CHANGED, f"has {change[0]!r} in {what}, which {arrives(change[1])}"
     if large := large_character(text):
         yield Kind.MAY_FAIL, f"has {large} in {what}, {REJECTED_CHARACTER}"
+
+
+def _channel(found: re.Match[str]) -> str:
+    return ".".join(filter(None, found.groups()))
 
 
 def of_numbers(what: str, value: Any) -> Iterator[tuple[Kind, str]]:
