@@ -27,6 +27,14 @@ def app(name="train", **fields):
 def own(text: str, out: dsl.OutputPath(str)):
     return dsl.ContainerSpec("i", ["e"], [text, out])
 
+@dsl.component(base_image="i")
+def model(made: dsl.Output[dsl.Model]):
+    pass
+
+@dsl.component(base_image="i")
+def use(models: dsl.Input[list[dsl.Model]]):
+    pass
+
 @dsl.pipeline(name="p")
 def p(lr: float = 0.1, n: int = 2, tracker_base: str = "/tmp/r"):
     tracked = functools.partial(task_from_app, tracker_base=tracker_base)
@@ -126,6 +134,11 @@ def test_an_error_has_the_users_lines(mistake: str, call: Call, tmp_path: Path) 
             "            t = task_from_app(app(), tracker_base='r')\n"
             "    task_from_app(app(), tracker_base='r', reads={'all': dsl.Collected(t.outputs['run_id'])})",
             "inside the same dsl.If, or put dsl.If inside the loop.",
+        ),
+        (
+            "with dsl.ParallelFor([1]):\n        made = model()\n"
+            "    with dsl.If(go == 1):\n        use(models=dsl.Collected(made.output))",
+            "collect them in a stage before it, and pass the output of that.",
         ),
         (
             "t = task_from_app(app(), tracker_base='r')\n"

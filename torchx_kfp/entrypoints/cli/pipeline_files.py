@@ -69,6 +69,10 @@ _HINTS = {
     ),
     "can only be used to fan-in": "dsl.Collected is for the tasks of a loop. Read another task itself: reads=task.",
     "When using dsl.Collected": "Read the loop inside the same dsl.If, or put dsl.If inside the loop.",
+    "'NoneType' object cannot be interpreted as an integer": (
+        "KFP cannot pass the artifacts of a loop (dsl.Collected) into a dsl.If. Put the loop into the same dsl.If, or "
+        "collect them in a stage before it, and pass the output of that."
+    ),
     "upstream task within a dsl.If": (
         "Read the task inside the same dsl.If, or return one of several branches: dsl.OneOf(one.output, other.output)."
     ),
