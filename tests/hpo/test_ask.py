@@ -6,6 +6,7 @@ import json
 import math
 import runpy
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,9 @@ from tests.authoring.apps import compile_pipeline
 from tests.documents import documents
 from tests.facts import says
 from tests.hpo.apps import program_of, python, searching
-from tests.tracking.stages import environ
+from tests.proxy import Proxy
+from tests.s3 import S3Server
+from tests.tracking.stages import application, environ
 from torchx_kfp import hpo
 from torchx_kfp.tracking import FsspecResultTracker, Run
 
@@ -235,3 +238,16 @@ def test_an_optimizer_that_does_not_fit(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(SystemExit, match=says("torchx-kfp: ", *facts)):
         search(optimizer=optimizer, image="i").ask("ask-1")
+
+
+@pytest.mark.s3
+def test_a_stage_that_asks_waits_for_storage(
+    search: Callable[..., Pipeline], s3_server: S3Server, s3_base: str, tmp_path: Path
+) -> None:
+    """It gave up after five seconds."""
+    program, words = program_of(search(s3_base).spec, "search-ask-1")
+    with Proxy(s3_server.url, otherwise="cut") as proxy:
+        threading.Timer(8, lambda: setattr(proxy, "otherwise", None)).start()
+        variables = {**environ(s3_base, "run/ask-1/1"), "AWS_ENDPOINT_URL": proxy.url}
+        application(program, variables, words, cwd=tmp_path, check=True)
+    assert FsspecResultTracker(s3_base).get("run/ask-1/1") == {"round": 1}

@@ -147,7 +147,14 @@ def test_the_parameters_are_arguments_of_a_component() -> None:
             {"trial": train(hpo.Parameters({"lr": "1", "layers": "2"}))},
             ["not a callable", "function of one argument"],
         ),
-        ({"trial": lambda p: f"{p.lr}{p.layers}"}, ["'{{channel", "AppDef is needed"]),
+        (
+            {"trial": lambda p: {"loss": p.lr}},
+            ["trial() returns {'loss'", "of type dict", "stages.python(fit,"],
+        ),
+        (
+            {"trial": lambda p: f"{p.lr}{p.layers}"},
+            ["trial() returns '{{channel", "of type str"],
+        ),
         ({"trial": lambda p: python("", f"{p.lr}")}, ["does not use 'layers'", "{p.layers}", "leave it out"]),
         ({"trial": lambda lr: python("", f"{lr}")}, ["does not use 'lr', 'layers'", "lambda p: train(lr=p.lr)"]),
         ({"trial": lr_and_layers}, ["'layers'", "function of one argument", "train(**p)"]),

@@ -138,7 +138,9 @@ class TestCannotBeWritten:
 
 
 #: The variables of torchrun in the processes of a distributed training.
-RANKS = [{"TORCHELASTIC_RUN_ID": "none", "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
+#: Of two processes that mpirun has started on one machine.
+OF_TWO_HERE = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+RANKS = [{"WORLD_SIZE": "4", "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
 
 
 @pytest.mark.s3
@@ -201,6 +203,10 @@ def test_the_first_start_counts(tmp_path: Path) -> None:
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, False),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, False),
         ({"RANK": "1"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "0", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "0"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "1", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "0"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "0", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "1"}, False),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "TORCHX_REPLICA_ID": "1"}, True),
         ({}, True),
     ],
 )

@@ -16,7 +16,7 @@ from torchx_kfp.authoring.options import StageOptions
 from torchx_kfp.authoring.reads import TrackerBase, outputs_of
 from torchx_kfp.authoring.references import Channel
 from torchx_kfp.authoring.stages import task_from_app
-from torchx_kfp.common.text import describe_unknown
+from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.inputs import plain_json
 from torchx_kfp.errors import SearchError
@@ -198,6 +198,8 @@ def _look_at(
             f"trial() returns the task {tried.name!r}, which is not a stage with the search's tracker base. Return one "
             "that records the objectives: Stages(tracker_base=tracker_base).task(app), or .python(fit, lr=p.lr)."
         )
+    if not is_task and not isinstance(tried, specs.AppDef):
+        raise SearchError(f"trial() returns {shown(tried)}, of type {type(tried).__name__}. {call}")
     app, options = (tried, None) if outputs is None or outputs.made_of is None else outputs.made_of
     check_app(app)
     unused = [name for name in parameters if name not in stand_ins._used]

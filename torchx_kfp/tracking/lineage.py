@@ -27,13 +27,12 @@ _logger = logging.getLogger(__name__)
 #: Begins the names of the first entries of a stage, which sort before names that begin with the time. Each process has
 #: its own, if several start one after the other: the first start counts.
 _START = "0-start-"
-#: The number of this process among those that a launcher has started, and what says that there is one: torchrun,
-#: DeepSpeed, and mpirun of Open MPI and of MPICH.
+#: The number of this process among those of a launcher, their number, and how many of them are on this machine:
+#: torchrun and DeepSpeed, and mpirun of Open MPI and of MPICH.
 _RANKS = (
-    ("RANK", "TORCHELASTIC_RUN_ID"),
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
 #: What this process has recorded: tracker base, run id, and the source or "start".
 _recorded: set[tuple[str, str, object]] = set()
@@ -51,10 +50,17 @@ def declared_sources(parents: Mapping[str, protocol.RunIds]) -> list[Source]:
 
 
 def rank(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of this process from its launcher, else that of its replica. Process 0 speaks for its stage."""
-    found = (environ[name] for name, mark in _RANKS if environ.get(mark) and name in environ)
-    text = next(found, environ.get(protocol.REPLICA_ID, "0"))
-    return int(text) if text.isdecimal() else 1
+    """Return the number of this process from its launcher, else that of its replica. Process 0 speaks for its stage.
+
+    A launcher whose processes are all in one replica counts them there: those of other replicas are not the first.
+    """
+    replica = environ.get(protocol.REPLICA_ID, "0")
+    for name, size, local_size in _RANKS:
+        if environ.get(size) and name in environ:
+            is_inside = environ.get(local_size) == environ[size]
+            text = replica if is_inside and replica != "0" else environ[name]
+            return int(text) if text.isdecimal() else 1
+    return int(replica) if replica.isdecimal() else 1
 
 
 def record_start_once(store: Store, context: protocol.StageContext, environ: Mapping[str, str]) -> None:

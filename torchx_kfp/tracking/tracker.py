@@ -101,7 +101,8 @@ class FsspecResultTracker(ResultTracker):
         """Record these results under the key. They replace earlier results.
 
         Args:
-            key: a run id, or any other path of names below the tracker base.
+            key: a run id, or any other path of names below the tracker base. It is positional: a result may be named
+                ``key``.
             results: int, float, bool, or str of at most 1,024 bytes. NumPy and PyTorch scalars are accepted.
 
         Raises:

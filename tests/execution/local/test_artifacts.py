@@ -59,7 +59,10 @@ def test_metadata_is_handed_on_as_the_backend_keeps_it(execute):
         ("{", "is not JSON: "),
         ('{"artifacts": {}, "more": 1}', "would be rejected by KFP's launcher: it has the unknown field 'more'"),
         (report(ur1="x"), "would be rejected by KFP's launcher: the artifact 'model' has the unknown field 'ur1'"),
-        (report(metadata={"loss": float("nan")}), "is not JSON: it contains NaN, which JSON does not have"),
+        (
+            report(metadata={"loss": float("nan")}),
+            "is not JSON: artifacts.model.artifacts.0.metadata.loss is NaN,",
+        ),
         (report(metadata=[1]), "has metadata of the artifact 'model' that is not an object: [1]"),
         (report(metadata={"none": None}), "has null as 'none' in the metadata of the artifact 'model'"),
         ("[1]", "would be rejected by KFP's launcher: it is [1], which is not an object"),

@@ -53,7 +53,7 @@ def fail(how: str) -> float:
         ("raise", 1, "ended with exit code 1", "ValueError: this is wrong"),
         ("exit", 7, "ended with exit code 7", ""),
         ("none", 0, "did not give its output 'Output' a value: the function 'fail' returned None, and the file ", ""),
-        ("nan", 0, "wrote a report that is not JSON: it contains NaN, which JSON does not have", ""),
+        ("nan", 0, "wrote a report that is not JSON: parameterValues.Output is NaN, which JSON does not have", ""),
         ("text", 1, "ended with exit code 1", "returned value of type <class 'str'>; want type <class 'float'>"),
     ],
 )

@@ -144,7 +144,8 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
     if not text.strip():
         return {}, dict(given)
     try:
-        report = json.loads(text, parse_constant=_refuse_constant)
+        report = json.loads(text)
+        _refuse_constants(report)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
     _check_fields(report, _REPORT, "it")
@@ -186,5 +187,9 @@ def _check_fields(value: object, known: set[str], what: str) -> None:
         raise ValueError(f"would be rejected by KFP's launcher: {what} has the unknown field {unknown[0]!r}")
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it contains {name}, which JSON does not have")
+def _refuse_constants(value: object, place: str = "") -> None:
+    """Raise ValueError for NaN or an infinity, which Python writes but JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place} is {json.dumps(value)}, which JSON does not have. Leave it out, or write text")
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        _refuse_constants(item, f"{place}.{key}".lstrip("."))
