@@ -26,7 +26,7 @@ from torchx_kfp.errors import (
     TrackerError,
     UnknownNameError,
 )
-from torchx_kfp.tracking import FsspecResultTracker, Run, current_run, open_tracker
+from torchx_kfp.tracking import FsspecResultTracker, Run, current_run, open_run
 
 
 def stage(base: object, run_id: str = "p1/eval/e1", parents: stages.Parents | None = None) -> Run:
@@ -387,7 +387,7 @@ def test_a_run_is_read_by_its_id(tmp_path: Path) -> None:
     run.log(1, loss=0.5)
     (tmp_path / "model").write_text("model")
     run.add_artifact("model", tmp_path / "model", store=True)
-    found = open_tracker(tmp_path).run("p1/train/e1")
+    found = open_run(tmp_path, "p1/train/e1")
     assert (found.results(), found.history()["loss"].count) == ({"loss": 0.5}, 1)
     with found.artifact("model").open() as file:
         assert file.read() == b"model"
@@ -398,4 +398,4 @@ def test_a_run_is_read_by_its_id(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match=says("its own parents", "sources() of a run")):
         found.parents  # noqa: B018
     with pytest.raises(KeyRefusedError, match=r"'\.\.'"):
-        open_tracker(tmp_path).run("../p1")
+        open_run(tmp_path, "../p1")

@@ -26,7 +26,7 @@ from tests.s3 import S3Server
 from tests.tracking import stages
 from tests.tracking.stages import environ
 from torchx_kfp.errors import ResultRefusedError, UnknownNameError
-from torchx_kfp.tracking import FsspecResultTracker, History, Run
+from torchx_kfp.tracking import History, Run, open_run
 
 RUN = "p1/train/e1"
 
@@ -83,8 +83,8 @@ class TestWhatIsKept:
         assert (loss.count, loss.last.step, loss.min.value, loss.max.value) == (2, 2, 0.5, 0.75)
         assert before <= loss.last.time <= time.time()
         # Another tracker reads the same, and the history of another run differs.
-        assert FsspecResultTracker(base).run(RUN).history() == history
-        assert FsspecResultTracker(base).run("p1/train/e2").history() == {}
+        assert open_run(base, RUN).history() == history
+        assert open_run(base, "p1/train/e2").history() == {}
         assert run.results() == {}
 
     def test_metrics_may_have_any_name(self, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ class TestWriting:
             assert child.stdout is not None
             assert child.stdout.readline() == "logged\n"
             deadline = time.monotonic() + 60
-            while not (found := FsspecResultTracker(tmp_path).run(RUN).history()):
+            while not (found := open_run(tmp_path, RUN).history()):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             assert values(found, "loss") == [(1, 0.5)]
@@ -248,7 +248,7 @@ class TestWriting:
         children = [start(code.replace("RANK", str(rank)), tmp_path) for rank in range(3)]
         for child in children:
             assert child.communicate()[1] == ""
-        history = FsspecResultTracker(tmp_path).run(RUN).history()
+        history = open_run(tmp_path, RUN).history()
         assert history["loss"].count == 300
         assert [point.step for point in history["loss"].points] == [step for step in range(100) for _ in range(3)]
         assert (history["loss"].min.value, history["loss"].max.value) == (0, 2)
@@ -272,7 +272,7 @@ class TestWriting:
         assert child.returncode == self.ENDS[end]
         assert "steps" not in complaints
         last = (5, 0.25) if "atexit" in end else (4, 4.0)
-        assert values(FsspecResultTracker(tmp_path).run(RUN).history(), "loss")[-1] == last
+        assert values(open_run(tmp_path, RUN).history(), "loss")[-1] == last
 
     def test_a_signal_ends_a_process_that_waits_in_c(self, tmp_path: Path) -> None:
         """A handler in Python waited for a collective that hung, until the process was killed."""
@@ -294,9 +294,7 @@ while True:
         finally:
             child.kill()
             child.communicate()
-        assert values(FsspecResultTracker(tmp_path).run(RUN).history(), "loss") == [(1, 0.5)], (
-            "the first is written at once"
-        )
+        assert values(open_run(tmp_path, RUN).history(), "loss") == [(1, 0.5)], "the first is written at once"
 
     def test_there_are_no_threads_and_handlers(self, tmp_path: Path) -> None:
         code = """
@@ -323,7 +321,7 @@ os.kill(os.getpid(), signal.SIGTERM)
         child = start(code, tmp_path)
         assert child.communicate()[1] == ""
         assert child.returncode == 7
-        assert values(FsspecResultTracker(tmp_path).run(RUN).history(), "loss") == [(1, 0.5), (2, 0.25)]
+        assert values(open_run(tmp_path, RUN).history(), "loss") == [(1, 0.5), (2, 0.25)]
 
     @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.s3)])
     def test_a_handler_that_interrupts_a_write(
@@ -388,7 +386,7 @@ if __name__ == "__main__":
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        history = FsspecResultTracker(base).run(RUN).history()
+        history = open_run(base, RUN).history()
         assert values(history, "loss") == [(1, 0.5), (2, 0.25)]
         assert history["loss"].count == 2
 
@@ -403,7 +401,7 @@ run.log(1, loss=0.5)
 """
         child = start(code, s3_base)
         assert child.communicate()[1] == ""
-        assert values(FsspecResultTracker(s3_base).run(RUN).history(), "loss") == [(1, 0.5)]
+        assert values(open_run(s3_base, RUN).history(), "loss") == [(1, 0.5)]
 
     def test_a_store_that_fails_is_a_warning_and_tried_again(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

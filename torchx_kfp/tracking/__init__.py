@@ -16,7 +16,7 @@ from torchx_kfp.tracking.curves import Curve, History, Point
 from torchx_kfp.tracking.lineage import Lineage, Link
 from torchx_kfp.tracking.records import Source
 from torchx_kfp.tracking.results import Result
-from torchx_kfp.tracking.run import FanIn, Run, current_run
+from torchx_kfp.tracking.run import FanIn, Run, current_run, open_run
 from torchx_kfp.tracking.store import Key
 from torchx_kfp.tracking.tracker import FsspecResultTracker, ResultTracker, open_tracker
 
@@ -35,5 +35,6 @@ __all__ = [
     "Run",
     "Source",
     "current_run",
+    "open_run",
     "open_tracker",
 ]

@@ -29,7 +29,7 @@ from torchx_kfp.tracking.records import Record, Source, read_record
 from torchx_kfp.tracking.results import Result, check_results, join_named, results_frame
 from torchx_kfp.tracking.steps import flush, step_log
 from torchx_kfp.tracking.store import key_text
-from torchx_kfp.tracking.tracker import FsspecResultTracker
+from torchx_kfp.tracking.tracker import FsspecResultTracker, open_tracker
 
 if TYPE_CHECKING:
     import pandas
@@ -413,6 +413,20 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         mlflow = create(context.trackers[_MLFLOW])
     record_start_once(tracker.store, context, environ)
     return Run(context.run_id, tracker, context.parents, mlflow=mlflow, is_main_process=is_main)
+
+
+def open_run(tracker_base: str | os.PathLike[str], run_id: str, *, patience: float = PATIENCE) -> Run:
+    """Return a run by its id, to read everything that it has recorded: ``open_run(base, id).artifact("model").open()``.
+
+    Args:
+        tracker_base: an fsspec URL or a local directory.
+        run_id: ``<pipeline run>/<stage>/<execution>``, as in the index of ``open_tracker(base).to_frame()``.
+        patience: seconds for which S3 is tried again before a call raises, about.
+
+    Raises:
+        TrackerError: the base cannot be used or is a directory that does not exist, or the id is not a key.
+    """
+    return Run(key_text(run_id), open_tracker(tracker_base, patience=patience))
 
 
 def record_arguments(run: Run, arguments: Mapping[str, str]) -> None:

@@ -24,8 +24,6 @@ from torchx_kfp.tracking.store import Key, Store, key_text
 if TYPE_CHECKING:
     import pandas
 
-    from torchx_kfp.tracking.run import Run
-
 _logger = logging.getLogger(__name__)
 
 #: Held while the results of a key are updated, and the updates that have begun: by process, tracker base and key.
@@ -204,12 +202,6 @@ class FsspecResultTracker(ResultTracker):
         has_all = replays or prefix is not None
         return results_frame((key, its) for key, its in self.items(prefix) if has_all or not is_replay(key))
 
-    def run(self, run_id: Key) -> Run:
-        """Return a run by its id, to read what it has recorded: ``tracker.run(run_id).artifact("model").open()``."""
-        from torchx_kfp.tracking.run import Run
-
-        return Run(key_text(run_id), self)
-
     def keys(self, prefix: Key | None = None) -> list[str]:
         """Return all keys that have results, sorted. The results are not read.
 
@@ -334,7 +326,9 @@ def verify_there(tracker: FsspecResultTracker) -> None:
 
 
 def open_tracker(tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> FsspecResultTracker:
-    """Return the tracker of a base, to query what runs have recorded there: ``open_tracker(base).to_frame()``.
+    """Return the tracker of a base, to query the results of all runs: ``open_tracker(base).to_frame()``.
+
+    ``open_run`` reads everything that one run has recorded.
 
     Args:
         tracker_base: an fsspec URL or a local directory.

@@ -22,7 +22,7 @@ from tests.facts import says
 from tests.modules import needs
 from tests.pipelines import regenerate
 from tests.tracking.stages import application, environ
-from torchx_kfp.tracking import FsspecResultTracker, Point
+from torchx_kfp.tracking import FsspecResultTracker, Point, open_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -496,7 +496,7 @@ os.kill(os.getpid(), 9)
     assert done.returncode == -9
     assert len(re.findall("The tracker 'mlflow' failed", done.stderr)) == 1
     tracker = FsspecResultTracker(tmp_path / "base")
-    assert (tracker.run(RUN).history()["loss"].count, tracker[RUN]) == (200, {"a": 1.5})
+    assert (open_run(tracker.tracker_base, RUN).history()["loss"].count, tracker[RUN]) == (200, {"a": 1.5})
 
 
 def test_a_server_that_refuses_a_record_gets_the_next_ones(

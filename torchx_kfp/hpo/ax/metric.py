@@ -48,7 +48,7 @@ class TorchXMetric(IMetric):  # type: ignore[misc]
         results: Mapping[str, Any] = {}
         history: Mapping[str, Any] = {}
         for run_id in _run_ids(recorder, handle):
-            results, history = recorder.get(run_id) or {}, recorder.run(run_id).history()
+            results, history = recorder.get(run_id) or {}, recorder.record(run_id, "steps").steps
             if results or history:
                 break
         step = history[name].last.step if name in history else 0
