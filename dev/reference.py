@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from torchx_kfp.authoring.options import StageOptions
+
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 _PART = re.compile(r"(?<=<!-- generated: )(?P<name>[\w. :,]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -174,12 +176,18 @@ def signature(name: str, thing: Callable[..., Any]) -> str:
     """Return how to call a function or class, with a line for each parameter if that is longer than 88 characters."""
     called = inspect.signature(thing)
     parameters: list[str] = []
+    options = inspect.signature(StageOptions).parameters
+    is_shared = thing is not StageOptions and options.keys() <= called.parameters.keys()
     for one in called.parameters.values():
+        if is_shared and one.name in options:
+            continue  # once, with StageOptions
         if one.kind is one.KEYWORD_ONLY and "*" not in [parameter[:1] for parameter in parameters]:
             parameters.append("*")
         if one.name not in ("self", "cls"):
             annotation = one.annotation if one.annotation is one.empty else short(one.annotation)
             parameters.append(str(one.replace(annotation=annotation, default=constant(one.default))))
+    if is_shared:
+        parameters.append("**options: StageOptions")
     returned = called.return_annotation
     end = ")" if returned in (called.empty, None, "None") or inspect.isclass(thing) else f") -> {short(returned)}"
     line = f"{name}({', '.join(parameters)}{end}"
