@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import pages
 from tests.entrypoints.cli.conftest import Call
 from tests.fake_kfp import KfpHost
 
 FILES = {"README.md", "pipeline.py", "data.py", "prepare.py", "train.py", "Dockerfile", ".torchxignore"}
+APPDEF_FILES = FILES - {"data.py"} | {"judge.py"}
 
 
 @pytest.fixture
@@ -57,6 +59,22 @@ def test_it_runs_on_a_host(project: Path, call: Call, s3_base: str, monkeypatch:
         assert done.returncode == 0, done.stderr
         assert "loss=" in done.stdout
         assert re.search(r"code +workspace +\w+ \(7 files", call("show", "latest", "--host", host.url).stdout)
+
+
+def test_appdefs_run_locally(project: Path, call: Call) -> None:
+    done = call("init", "--appdef")
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {path.name for path in project.iterdir()} == APPDEF_FILES
+    ran = call(*commands(project / "README.md")[0], "--quiet")
+    assert ran.returncode == 0, ran.stderr
+    assert "good=true" in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["prepare.py", "train.py", "pipeline.py", "judge.py"])
+def test_appdefs_are_the_example_of_the_readme(name: str, project: Path, call: Call) -> None:
+    assert call("init", "--appdef").returncode == 0
+    readme = (pages.REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert f"```python\n# {name}\n{(project / name).read_text()}```\n" in readme
 
 
 def test_nothing_is_overwritten(project: Path, call: Call) -> None:

@@ -10,22 +10,30 @@ import click
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, this_command
 from torchx_kfp.errors import ArgumentError, explain
 
-#: The files of the project. The package has each as a template, without the dot of hidden files.
-_FILES = ("README.md", "pipeline.py", "data.py", "prepare.py", "train.py", "Dockerfile", ".torchxignore")
+#: The programs of each kind of project, and the files that all projects have. The package has templates for them: in a
+#: folder for each kind, and without the dot of hidden files.
+_PROGRAMS = {
+    "functions": ("pipeline.py", "data.py", "prepare.py", "train.py"),
+    "appdef": ("pipeline.py", "prepare.py", "train.py", "judge.py"),
+}
+_FILES = ("README.md", "Dockerfile", ".torchxignore")
 
 
 @click.command("init")
 @click.argument("folder", metavar="[DIR]", default=".")
-def init_command(folder: str) -> None:
+@click.option("--appdef", "kind", flag_value="appdef", default="functions", help="Stages are AppDefs that run scripts.")
+def init_command(folder: str, kind: str) -> None:
     """Write a small project into DIR, the current directory by default, and print the names of its files.
 
-    It is a pipeline of two Python functions with results between them, and a Dockerfile whose image needs no
-    rebuild while the code changes. Its README.md has the commands. Nothing is overwritten.
+    It is a pipeline of Python functions, or of scripts (--appdef), with results between them, and a Dockerfile whose
+    image needs no rebuild while the code changes. Its README.md has the commands. Nothing is overwritten.
 
     \b
     torchx-kfp init training
     """
-    there = [name for name in _FILES if os.path.lexists(os.path.join(folder, name))]
+    files = {name: f"{kind}/{name}.template" for name in _PROGRAMS[kind]}
+    files |= {name: f"{name.lstrip('.')}.template" for name in _FILES}
+    there = [name for name in files if os.path.lexists(os.path.join(folder, name))]
     if there:
         raise ArgumentError(
             f"{folder!r} has {', '.join(there)} already, so nothing was written. Name a new folder: "
@@ -34,8 +42,8 @@ def init_command(folder: str) -> None:
     templates = resources.files("torchx_kfp.entrypoints.cli") / "project"
     try:
         os.makedirs(folder, exist_ok=True)
-        for name in _FILES:
-            content = (templates / f"{name.lstrip('.')}.template").read_bytes()
+        for name, template in files.items():
+            content = (templates / template).read_bytes()
             path = os.path.normpath(os.path.join(folder, name))
             with open(path, "xb") as file:
                 file.write(content)
