@@ -70,7 +70,7 @@ Done = subprocess.CompletedProcess[str]
 
 def results_in(printed: str) -> dict[str, dict[str, object]]:
     """Return the results by run id from what ``torchx-kfp results --json`` has printed."""
-    return {row["run_id"]: row["results"] for row in json.loads(printed)}
+    return {row["execution_id"]: row["results"] for row in json.loads(printed)}
 
 
 @dataclass

@@ -28,8 +28,8 @@ def test_a_retry_of_kfps_has_a_run_id_of_its_own_and_publishes_what_it_recorded_
 
     train, read = run_pipeline(pipeline, tmp_path).stages
     assert (train.state, train.attempts, train.outputs["argv"]) == (State.SUCCEEDED, 2, "[0.5]")
-    assert train.outputs["run_id"] == train.run_id
-    assert str(train.run_id).rpartition("/")[2] == train.pod_name == "train_2"
-    assert len(FsspecResultTracker(tmp_path / "results").keys(str(train.run_id).rpartition("/")[0])) == 2
+    assert train.outputs["run_id"] == train.execution_id
+    assert str(train.execution_id).rpartition("/")[2] == train.pod_name == "train_2"
+    assert len(FsspecResultTracker(tmp_path / "results").keys(str(train.execution_id).rpartition("/")[0])) == 2
     assert read.results is not None
     assert read.results["read"] == '{"train": "[0.5]"}'

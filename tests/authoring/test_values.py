@@ -145,6 +145,6 @@ def test_an_input_called_stage_does_not_name_the_stage(tmp_path: Path, results: 
         pipeline, {"tracker_base": str(tmp_path / "base"), "stage": "mine"}, output_dir=tmp_path / "runs", watch=None
     )
     done.raise_for_failure()
-    assert done["train"].run_id.split("/")[1] == "train"
+    assert done["train"].execution_id.split("/")[1] == "train"
     assert done["train"].inputs["stage"] == "mine"
     assert done["train"].results == {"x": 1}

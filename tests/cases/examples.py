@@ -35,7 +35,7 @@ def _digits(result: Any) -> None:
     assert [{"C": trial["C"], "gamma": trial["gamma"]} for trial in trials] == HYPERPARAMETERS
 
     select = found["select"]
-    (best,) = [trials[i] for i in range(4) if result[f"trials/train[{i}]"].run_id == select["best"]]
+    (best,) = [trials[i] for i in range(4) if result[f"trials/train[{i}]"].execution_id == select["best"]]
     assert select["accuracy"] == best["accuracy"] == max(trial["accuracy"] for trial in trials)
     assert len({trial["accuracy"] for trial in trials}) > 1, "the choice matters"
     assert (select["model"], select["trials"]) == (best["model"], 4)
@@ -104,7 +104,7 @@ TEXT = "-n '\"`id` $(id) $$HOME \\n %s {{x}} ${HOME}\n\tGrüße ☃"
 def _hello(result: Any) -> None:
     first, second = result["first"], result["second"]
     assert first.results == {"bytes": len(first.log_file.read_bytes())}
-    assert result["publish-first"].outputs == {**first.results, "run_id": first.run_id}
+    assert result["publish-first"].outputs == {**first.results, "run_id": first.execution_id}
     assert result["publish-first"].artifacts["metrics"].metadata == first.results
     said = f'{{"bytes": {first.results["bytes"]}}}\nSo much the first stage said.\n'
     assert second.log_file.read_text() == said

@@ -77,7 +77,7 @@ def same(tracker_base: str, workspace: str = ""):
 
 
 def each_has_its_own(result):
-    run_ids = {str(stage.run_id) for stage in result.stages}
+    run_ids = {str(stage.execution_id) for stage in result.stages}
     assert len(run_ids) == len(result.stages) == 7
     assert all(run_id.startswith(f"{result.run_id}/stage/") for run_id in run_ids)
     assert sorted(FsspecResultTracker(result.stages[0].tracker_base).keys()) == sorted(run_ids)

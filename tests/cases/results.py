@@ -247,7 +247,7 @@ sys.exit(0 if second else 3)
 def second_attempt(result: Any) -> None:
     stage = result["train"]
     assert (stage.attempts, stage.attempts_in_pod, stage.starts) == (1, 2, 2)
-    assert str(stage.run_id) == stage.outputs["run_id"] == f"{result.run_id}/train/train_1_2"
+    assert str(stage.execution_id) == stage.outputs["run_id"] == f"{result.run_id}/train/train_1_2"
     assert "torchx-kfp: attempt 2 of 3: the application ended with exit code 3" in stage.log_file.read_text()
     assert result["read"].last_lines()[-1] == "{'w': 2.5}"
     assert FsspecResultTracker(stage.tracker_base).get(f"{result.run_id}/train/train_1") == {"stale": 1}

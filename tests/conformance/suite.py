@@ -83,7 +83,7 @@ def differences(here: RunResult, there: RunResult, varying: Collection[str] = ()
         ):
             if mine != its and (what == "state" or None not in (mine, its)):
                 found.append(f"{name}: {what} here {mine!r}, there {its!r}")
-        outputs = {key: value for key, value in other.outputs.items() if value != other.run_id}
+        outputs = {key: value for key, value in other.outputs.items() if value != other.execution_id}
         for key, value in outputs.items():
             if key in one.outputs and one.outputs[key] != value and key not in varying:
                 found.append(f"{name}: output {key} here {one.outputs[key]!r}, there {value!r}")

@@ -204,7 +204,7 @@ def test_stages_hand_on_outputs_artifacts_and_results(execute, engine, tmp_path)
     result.raise_for_failure()
     assert log_of(result, "read") == "data\n"
     assert result["record"].results == {"user": 1234}
-    assert {stage.run_id.split("/")[0] for stage in result.stages if stage.run_id} == {result.run_id}
+    assert {stage.execution_id.split("/")[0] for stage in result.stages if stage.execution_id} == {result.run_id}
 
 
 def test_thirty_quick_failures_are_failures(execute):

@@ -33,7 +33,7 @@ def execute(pipeline: Any, folder: Path, **options: Any) -> RunResult:
 
 def trials_of(result: RunResult, folder: Path) -> list[Any]:
     """Return what the last stage of a search has stored of its trials."""
-    (run_id,) = (str(found.run_id) for found in result.stages if found.name == "search-best")
+    (run_id,) = (str(found.execution_id) for found in result.stages if found.name == "search-best")
     [file] = (folder / "tracker/.torchx_kfp/runs" / run_id).glob("*.search")
     return [SimpleNamespace(**trial) for trial in json.loads(file.read_text())["search"]["trials"]]
 

@@ -110,13 +110,13 @@ def test_replicas_continue_a_training_that_was_killed_with_the_same_result(torch
     assert [path.name for path in folder.iterdir()] == [checkpoint.name]
 
     tracker = FsspecResultTracker(tmp_path / "tracker")
-    results = tracker[str(train.run_id)]
+    results = tracker[str(train.execution_id)]
     assert after[-1][1] == "loss {loss:.6f}, accuracy {accuracy:.4f}".format(**results)
     assert (results["world_size"], results["epochs"]) == (2, epochs)
     assert 0 < results["loss"] < 0.5
     assert 0.9 < results["accuracy"] <= 1
     # One process has logged, so each step is there once.
-    curve = Run(str(train.run_id), tracker).history()["loss"]
+    curve = Run(str(train.execution_id), tracker).history()["loss"]
     assert [str(point.step) for point in curve.points] == [epoch for epoch, _ in after]
     assert curve.last.value == results["loss"]
 

@@ -70,7 +70,7 @@ def test_they_are_known(runs: list[str], call: Call) -> None:
     assert done.stdout.splitlines()[1].startswith(f"{second}/train/train_1  x=0.25")
     assert f"prepare: {first}/prepare/prepare_1" in done.stdout
     shown = call("show", "latest/train", "--json")
-    assert json.loads(shown.stdout)["run_id"] == f"{second}/train/train_1"
+    assert json.loads(shown.stdout)["execution_id"] == f"{second}/train/train_1"
     assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
 
 
@@ -85,7 +85,7 @@ def test_a_damaged_line_of_a_run_does_not_hide_its_cached_stages(
     whole = {f"{first}/prepare/prepare_1": {"x": 1.0}, f"{second}/train/train_1": {"x": 0.25}}
     assert results_in(call("results", second, "--json").stdout) == whole
     shown = call("show", f"{second}/prepare", "--json")
-    assert json.loads(shown.stdout)["run_id"] == f"{first}/prepare/prepare_1"
+    assert json.loads(shown.stdout)["execution_id"] == f"{first}/prepare/prepare_1"
 
 
 @dsl.pipeline(name="looped")
@@ -109,7 +109,7 @@ def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
     }
     for stage, run_id in {"train[0]": first, "train[1]": second}.items():
         shown = call("show", f"{second}/{stage}", "--json").stdout
-        assert json.loads(shown)["run_id"] == f"{run_id}/train/train-1_1"
+        assert json.loads(shown)["execution_id"] == f"{run_id}/train/train-1_1"
     assert results_in(call("results", "--tracker-base", "base", f"{second}/train/train-1_1", "--json").stdout) == {
         f"{second}/train/train-1_1": {"x": 0.125}
     }

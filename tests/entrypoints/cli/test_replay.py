@@ -160,7 +160,7 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert "It is tried only once." in done.stderr
     name = replay_id(done)
     [run_id] = recorded(here, name)
-    original = here.result["first"].run_id
+    original = here.result["first"].execution_id
     assert run_id != original
     assert run_id.startswith(f"{name}/first/")
     assert metadata(call, here, run_id) == {"replays": original}
@@ -175,7 +175,7 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert done.stdout == "ran ['b'] None {'before': 0.29}\n"
     assert re.search(says(str(tmp_path), "loss 0.31 (was 0.29)", "many 1 (as before)"), done.stderr), done.stderr
     [run_id] = recorded(here, replay_id(done))
-    assert metadata(call, here, run_id) == {"replays": here.result["train[1]"].run_id}
+    assert metadata(call, here, run_id) == {"replays": here.result["train[1]"].execution_id}
 
     # Replays do not count among the results of all runs, nor as the latest run, unless they are named.
     listed = call("results", "--tracker-base", str(here.base))

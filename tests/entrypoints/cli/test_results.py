@@ -62,7 +62,7 @@ SHOWN = {
     ("--where", "big > 1e29"): [ORDER[5]],
     ("--where", "big == 1000000000000000000000000000000"): [ORDER[5]],
     ("--where", "run == a-2", "--where", "stage == train", "--where", "execution == t0"): [ORDER[3]],
-    ("--where", "run_id == a-2/train/t0"): [ORDER[3]],
+    ("--where", "execution_id == a-2/train/t0"): [ORDER[3]],
     ("--where", "epochs > 2", "--where", "epochs < 5"): [ORDER[1]],
     ("--where", "epochs > 2", "--where", "epochs < 2"): [],
 }

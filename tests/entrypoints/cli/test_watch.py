@@ -172,7 +172,9 @@ def test_results_that_could_not_be_read_are_told(call: Call, project: Path) -> N
     folder = project / "local_outputs" / "run-1"
     given = {"a": None, "b": {"loss": math.nan}, "c": None}
     stages = [
-        StageResult(name, name, State.SUCCEEDED, results=results, run_id=f"run-1/{name}/1", tracker_base="s3://bucket")
+        StageResult(
+            name, name, State.SUCCEEDED, results=results, execution_id=f"run-1/{name}/1", tracker_base="s3://bucket"
+        )
         for name, results in given.items()
     ]
     end = RunFinished("run-1", State.SUCCEEDED, 1.0)

@@ -109,7 +109,7 @@ def test_results_of_cached_stages_are_those_that_their_readers_were_given(
     for stage in second.stages:
         if stage.name in cached - unread.keys():
             assert stage.cached_from == (again if stage.name == "best" else first).run_id
-            assert (stage.run_id or "").startswith(f"{stage.cached_from}/")
+            assert (stage.execution_id or "").startswith(f"{stage.cached_from}/")
     record = run.read()
     assert re.search(says("No results of cached stages: ", "unread", "inner/two"), cached_by_kfp(record))
     assert "trial" not in cached_by_kfp(record)
@@ -150,7 +150,7 @@ def test_a_watch_is_told_again_what_becomes_known_of_a_cached_stage(host: Host, 
         HostRun(host.connection, host.submit(load_pipeline(slow), arguments)).wait(told)
     ends = [event for event in told.events if isinstance(event, StageFinished) and event.result.name == "prepare"]
     assert [(end.again, end.result.results) for end in ends] == [(False, None), (True, {"value": "1"})]
-    assert ends[1].result.run_id
+    assert ends[1].result.execution_id
     assert [len(messages(end)) for end in ends] == [1, 0]
     assert isinstance(told.events[-1], RunFinished)
 

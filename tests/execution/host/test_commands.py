@@ -28,7 +28,7 @@ from tests.transcripts.hosts import a_host
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 #: The fields of events that differ between a run on a host and the same run on this machine.
-PLACES = {"run_id", "folder", "link", "log_file", "pod_name", "not_applied", "differs"}
+PLACES = {"run_id", "execution_id", "folder", "link", "log_file", "pod_name", "not_applied", "differs"}
 TIMES = {"time", "duration", "started_at"}
 #: The fields of events that a host does not tell.
 UNKNOWN: dict[str, Any] = {"inputs": {}, "outputs": {}, "artifacts": {}, "key": ""}

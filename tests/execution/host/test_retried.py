@@ -256,7 +256,7 @@ def test_a_launcher_that_follows_the_replicas_of_a_lost_one_has_its_results(retr
     [key] = FsspecResultTracker(retried.base).keys(run_id)
     assert results_of(retried, run_id) == {"w": 2.5}
     events = map(json.loads, retried.program("watch", run_id, "--json").stdout.splitlines())
-    assert [event["run_id"] for event in events if event["event"] == "stage_finished"] == [key]
+    assert [event["execution_id"] for event in events if event["event"] == "stage_finished"] == [key]
     for words in (["results", run_id], ["show", f"{run_id}/train"]):
         assert "2.5" in retried.program(*words).stdout
     # A stage of one pod has no replicas that could go on.
@@ -297,7 +297,7 @@ def test_an_attempt_that_records_nothing_hides_those_before_it(retried: Retried)
     events = map(json.loads, retried.shown("watch", again, "--json").splitlines())
     [train] = [event for event in events if (event["event"], event.get("name")) == ("stage_finished", "train")]
     assert (train["attempts"], train["pods"]) == (2, 1), "the table says the same"
-    assert train["run_id"].endswith("_2"), "it has recorded its start"
+    assert train["execution_id"].endswith("_2"), "it has recorded its start"
 
 
 def test_replicas_that_may_go_on_after_a_cancel_are_named(retried: Retried) -> None:

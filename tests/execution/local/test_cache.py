@@ -53,7 +53,7 @@ def stage(tmp_path):
             "all": [Artifact("all", MODEL, str(here / "folder")), Artifact("all", MODEL, "s3://bucket/model")],
             "metrics": Artifact("metrics", ArtifactType("system.Metrics"), str(here / "metrics")),
         },
-        run_id="run/train/train_1",
+        execution_id="run/train/train_1",
         results={"loss": math.inf},
     )
 

@@ -131,7 +131,7 @@ def test_the_form():
                 }
             ]
         },
-        "run_id": None,
+        "execution_id": None,
         "tracker_base": None,
         "results": {"loss": 0.5, "text": "NaN"},
         "inputs": {},

@@ -184,7 +184,7 @@ def play(
             attempts=1,
             pod_name=pod,
             log_file=folder / pod / "log.txt",
-            run_id=f"{folder.name}/{task}/{pod}",
+            execution_id=f"{folder.name}/{task}/{pod}",
             tracker_base=tracker_base,
             results=result(number),
             inputs=inputs(number),

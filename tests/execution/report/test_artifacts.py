@@ -162,7 +162,7 @@ def test_stored_ones_are_linked_and_shown_and_registered_ones_named(tmp_path: Pa
     [changed] = base.rglob("b.md")
     changed.write_text("other!")
 
-    stage = StageResult("make", "make", State.SUCCEEDED, attempts=1, run_id=run_id, tracker_base=str(base))
+    stage = StageResult("make", "make", State.SUCCEEDED, attempts=1, execution_id=run_id, tracker_base=str(base))
     folder = tmp_path / "runs" / "made-1"
     start, end = RunStarted("made", folder.name, folder), RunFinished(folder.name, State.SUCCEEDED, 1.0, {})
     write_events(folder, [start, StageFinished(stage), end])

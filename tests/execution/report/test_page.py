@@ -120,7 +120,9 @@ def test_options_have_the_names_of_the_run_function(tmp_path: Path) -> None:
 def test_outputs_that_repeat_results_are_left_out(tmp_path: Path) -> None:
     outputs = {"run_id": "run-1/train/t0", "l2norm_mean": 1.25, "loss": 0.5, "epochs": 4}
     results = {"l2norm/mean": 1.25, "loss": 0.5, "epochs": 3}
-    stage = StageResult("train", "train", State.SUCCEEDED, run_id="run-1/train/t0", results=results, outputs=outputs)
+    stage = StageResult(
+        "train", "train", State.SUCCEEDED, execution_id="run-1/train/t0", results=results, outputs=outputs
+    )
     write_events(tmp_path, [RunStarted("p", "run-1", tmp_path), StageFinished(stage)])
     assert Page.of_run(tmp_path).pairs("Outputs") == {"epochs": "4"}
 

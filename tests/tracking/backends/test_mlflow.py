@@ -548,7 +548,7 @@ def test_results_of_the_pipeline_experiments(mlflow_server: str, client: MlflowC
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     stages = finished_stages(done.stdout)
-    results = {stage["run_id"]: stage["results"] for stage in stages}
+    results = {stage["execution_id"]: stage["results"] for stage in stages}
 
     experiment = client.get_experiment_by_name("digits")
     recorded = {run.data.tags["torchx.run_id"]: run for run in client.search_runs([experiment.experiment_id])}

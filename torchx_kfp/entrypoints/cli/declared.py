@@ -41,7 +41,7 @@ def untracked_stages(record: RunRecord, part: str = "") -> list[str]:
     return [
         name
         for name, stage in stages
-        if not stage.result.run_id
+        if not stage.result.execution_id
         and (stage.path not in record.places or record.places[stage.path].decoded.tracker_base is None)
     ]
 

@@ -69,16 +69,23 @@ def _as_json(lineage: Lineage, results: Results, recorder: Recorder) -> dict[str
         started = records[run_id].started if run_id in records else None
         code = records[pipeline_run(run_id)].code if run_id in records else ()
         return {
-            "run_id": run_id,
+            "execution_id": run_id,
             "role": role.get(run_id, "descendant"),
             "results": results.get(run_id, {}),
             "started": vars(started) if started else None,
             "code": list(map(asdict, code)),
         }
 
-    links = [{**vars(it), "artifacts": list(map(_artifact_as_json, it.artifacts))} for it in lineage.links]
+    links = [
+        {**named_execution(vars(it)), "artifacts": list(map(_artifact_as_json, it.artifacts))} for it in lineage.links
+    ]
     nodes = list(map(node, dict.fromkeys(runs_of(lineage))))
-    return {"run_ids": list(lineage.run_ids), "nodes": nodes, "links": links}
+    return {"execution_ids": list(lineage.run_ids), "nodes": nodes, "links": links}
+
+
+def named_execution(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts from the tracker, which has TorchX's ``run_id`` for the id of an execution, for our JSON."""
+    return {"execution_id" if name == "run_id" else name: value for name, value in facts.items()}
 
 
 def _artifact_as_json(artifact: Artifact) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Recorded:
     @cached_property
     def _ended(self) -> dict[str, str]:
         ends = [] if self.run is None else [stage.last_end for stage in self.run.run.stages]
-        return {end.run_id: end.name for end in ends if end is not None and end.run_id}
+        return {end.execution_id: end.name for end in ends if end is not None and end.execution_id}
 
     @property
     def stages(self) -> Mapping[str, str]:
@@ -112,7 +112,7 @@ class Recorded:
         pods, last = set[str](), set[str]()
         for stage in self.run.run.by_name.values():
             names = [Execution.parse(attempt.started.pod_name).pod for attempt in stage.attempts]
-            recorded = stage.last_end.run_id if stage.last_end is not None else None
+            recorded = stage.last_end.execution_id if stage.last_end is not None else None
             pods |= {*names}
             last |= {Execution.parse(recorded).pod} if recorded else {*names[-1:]}
         return frozenset(pods - last)

@@ -39,7 +39,7 @@ def cached_run_ids(
         read: returns what stages have recorded that they were given, for their run ids by tracker base.
     """
     reads = _Reads(places, ends)
-    known = {name: end.run_id for name, end in ends.items() if end.run_id and name in reads.tracked}
+    known = {name: end.execution_id for name, end in ends.items() if end.execution_id and name in reads.tracked}
     wanted = {name for name, end in ends.items() if end.state is State.CACHED and name in reads.tracked} - known.keys()
     found: dict[str, str] = {}
 

@@ -225,12 +225,12 @@ class HostRun(ReadableRun):
         by_base: dict[str, list[str]] = {}
         earlier: dict[str, list[str]] = {}
         for end in ends if self._reads != "none" else ():
-            if end.run_id:
-                by_base.setdefault(end.tracker_base or "", []).append(end.run_id)
+            if end.execution_id:
+                by_base.setdefault(end.tracker_base or "", []).append(end.execution_id)
                 if self._pipeline is not None and self._pipeline.is_distributed(end.name):
-                    stage = end.run_id.rpartition("/")[0]
+                    stage = end.execution_id.rpartition("/")[0]
                     pods = (started.pod_name for started in self._started.get(end.name, ()))
-                    earlier[end.run_id] = [f"{stage}/{pod}" for pod in pods if pod != end.pod_name]
+                    earlier[end.execution_id] = [f"{stage}/{pod}" for pod in pods if pod != end.pod_name]
         found: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for base, run_ids in by_base.items():
             found |= self._results.read(base, run_ids, earlier)
@@ -388,7 +388,7 @@ class HostRun(ReadableRun):
     def _complete_cached(self) -> None:
         """Complete the ends of cached stages whose run ids have become known, with their results."""
         ends = {end.name: end for end in self._run.ends}
-        unknown = any(end.state is State.CACHED and end.tracker_base and not end.run_id for end in ends.values())
+        unknown = any(end.state is State.CACHED and end.tracker_base and not end.execution_id for end in ends.values())
         if self._pipeline is None or self._reads == "none" or not unknown:
             return
         places = self._pipeline.places
@@ -400,7 +400,7 @@ class HostRun(ReadableRun):
         completed = {
             name: dataclasses.replace(
                 ends[name],
-                run_id=run_id,
+                execution_id=run_id,
                 tracker_base=self._pipeline.tracked[without_indices(name)].tracker_base,
                 cached_from=run_id.partition("/")[0],
             )
@@ -411,8 +411,8 @@ class HostRun(ReadableRun):
         told = len(self._last.events) if self._last is not None else 0
         again: list[Event] = []
         for name, result in completed.items():
-            if result.run_id in found:
-                result = dataclasses.replace(result, results=found[result.run_id][1])
+            if result.execution_id in found:
+                result = dataclasses.replace(result, results=found[result.execution_id][1])
             at = ended[name]
             event = StageFinished(result, self._events[at].time, again=at < told)
             self._run.on_event(event)
@@ -442,10 +442,10 @@ class HostRun(ReadableRun):
         result = event.result
         if not result.pod_name:
             return event
-        run_id, results = found.get(result.run_id or "", (result.run_id, result.results))
+        run_id, results = found.get(result.execution_id or "", (result.execution_id, result.results))
         started = self._started.get(result.name)
         log = started[-1].log_file if started else None
-        result = dataclasses.replace(result, log_file=log, run_id=run_id, results=results)
+        result = dataclasses.replace(result, log_file=log, execution_id=run_id, results=results)
         return dataclasses.replace(event, result=self._explained(result))
 
     def _explained(self, result: StageResult) -> StageResult:

@@ -364,7 +364,7 @@ class StageReader:
             attempts=self._attempts[name],
             pod_name=pod,
             # The host names the pod in it.
-            run_id=run_id if is_run_id(run_id, self._progress.run_id) else None,
+            execution_id=run_id if is_run_id(run_id, self._progress.run_id) else None,
             tracker_base=tracked.tracker_base if tracked else None,
             may_fail=tracked is not None and tracked.decoded.may_fail,
             started_at=started,

@@ -354,7 +354,7 @@ class Attempt(threading.Thread):
         run_id, base = read_run_id(plan), plan.tracker_base
         if run_id is None or base is None:
             return result
-        result = dataclasses.replace(result, run_id=run_id)
+        result = dataclasses.replace(result, execution_id=run_id)
         with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
             # The runner may be in another directory than the stage.
             recorder = Recorder(absolute_base(base, plan.directory), patience=SHORT_PATIENCE)

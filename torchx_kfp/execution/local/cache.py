@@ -292,7 +292,7 @@ class Cache:
         The run ids of a pipeline run are listed in one request and remembered, so that a store is asked once for each
         earlier run, not for each stage. A store that does not answer counts as empty.
         """
-        base, run_id = result.tracker_base, result.run_id
+        base, run_id = result.tracker_base, result.execution_id
         urls = {path for path in result.files if "://" in path}
         if base is None or run_id is None or not (result.results or urls):
             return True

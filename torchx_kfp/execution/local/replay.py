@@ -256,7 +256,7 @@ def _run(
     if plan.recorded_as and plan.tracker_base:
         # This also shows at once whether it can record anything.
         original = invocation.result
-        metadata = {REPLAY_OF: (original.run_id if original is not None else None) or invocation.name}
+        metadata = {REPLAY_OF: (original.execution_id if original is not None else None) or invocation.name}
         Recorder(absolute_base(plan.tracker_base, plan.directory), patience=SHORT_PATIENCE).add(
             plan.recorded_as, {"metadata": metadata}
         )

@@ -166,4 +166,4 @@ def read_tracked(record: RunRecord) -> Tracked:
 
 
 def _key(stage: StageState) -> tuple[str, str]:
-    return stage.result.tracker_base or "", stage.result.run_id or ""
+    return stage.result.tracker_base or "", stage.result.execution_id or ""

@@ -53,7 +53,7 @@ def task_tables(record: RunRecord, links: Links, tracked: Tracked, drawn: Iterab
     tables = []
     for path, stages in record.tasks.items():
         rows = [_row(record, stage, number, links, lineage.get(stage.name, {})) for number, stage in enumerate(stages)]
-        figured = [row for row in rows if row.stage and row.stage.result.run_id not in drawn]
+        figured = [row for row in rows if row.stage and row.stage.result.execution_id not in drawn]
         tables.append(_table(path, links.section(path), rows, figured, tracked))
     return tables
 
@@ -93,7 +93,7 @@ def _row(
     result = stage.result
     results = result.measures
     # Declared results are also outputs, with KFP's names.
-    repeated = {"run_id": result.run_id, **{identifier(name): value for name, value in results.items()}}
+    repeated = {"run_id": result.execution_id, **{identifier(name): value for name, value in results.items()}}
     return Row(
         title=stage.name,
         number=stage.indices[0] if len(stage.indices) == 1 else number,
@@ -117,7 +117,7 @@ def _some(links: Sequence[Hyperlink]) -> list[Hyperlink]:
 
 def _lineage(record: RunRecord, links: Links) -> Mapping[str, Mapping[str, list[Hyperlink]]]:
     """Return what each stage reads, by the inputs whose values are run ids of others, and what it is read by."""
-    known = {stage.result.run_id: stage for stage in reversed(record.stages) if stage.result.run_id}
+    known = {stage.result.execution_id: stage for stage in reversed(record.stages) if stage.result.execution_id}
     found: dict[str, dict[str, list[Hyperlink]]] = {}
     for stage in record.stages:
         sources: dict[str, None] = {}
@@ -148,7 +148,9 @@ def find_searches(record: RunRecord, tracked: Tracked) -> Iterable[tuple[str, Se
 
     A title is the search's name; if several have it, the stage that stated it last is added.
     """
-    asking = {stage.result.run_id or "": stage for stage in record.stages if tracked.record(stage).search is not None}
+    asking = {
+        stage.result.execution_id or "": stage for stage in record.stages if tracked.record(stage).search is not None
+    }
     found = Search.latest({run_id: tracked.record(stage).search for run_id, stage in asking.items()})
     names = [search.name for search in found.values()]
     for run_id, search in found.items():
@@ -157,7 +159,7 @@ def find_searches(record: RunRecord, tracked: Tracked) -> Iterable[tuple[str, Se
 
 def view_search(record: RunRecord, title: str, search: Search, links: Links, tracked: Tracked) -> SearchView:
     """Return the view of a search."""
-    stages = {stage.result.run_id: stage for stage in record.stages if stage.result.run_id}
+    stages = {stage.result.execution_id: stage for stage in record.stages if stage.result.execution_id}
     best = {id(trial) for trial in search.best_trials()}
     rows = [
         _trial_row(search, number, trial, stages.get(trial.run_id), links, is_best=id(trial) in best)

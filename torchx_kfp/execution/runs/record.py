@@ -152,7 +152,7 @@ def cached_by_kfp(run: RunRecord) -> str:
 
     A host does not tell them; the stages that read them do.
     """
-    cached = [stage.name for stage in run.run.stages if stage.state is State.CACHED and not stage.result.run_id]
+    cached = [stage.name for stage in run.run.stages if stage.state is State.CACHED and not stage.result.execution_id]
     tracked = (_tracked(run) if cached else None) or ()
     names = listed(name for name in cached if without_indices(name) in tracked)
     if not names:

@@ -67,8 +67,9 @@ class StageResult:
     log_file: Path | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: The run id with which the stage recorded results, and where; None if it is not tracked or never got that far.
-    run_id: str | None = None
+    #: The id of the execution, under which the stage recorded its results, and where. None if the stage is not tracked,
+    #: or recorded nothing.
+    execution_id: str | None = None
     tracker_base: str | None = None
     #: The recorded results; None if they could not be read.
     results: Mapping[str, Any] | None = None
@@ -108,7 +109,7 @@ class StageResult:
     @property
     def attempts_in_pod(self) -> int:
         """How often the last attempt started the application in its pod (``max_retries``), if the stage is tracked."""
-        return Execution.parse(self.run_id or "").attempt
+        return Execution.parse(self.execution_id or "").attempt
 
     @property
     def starts(self) -> int:

@@ -97,7 +97,7 @@ def _declared(record: RunRecord, part: str) -> list[dict[str, Any]]:
     if part and not stages:
         raise no_stage(record, part)
     return [
-        {"run_id": None, "stage": stage, "name": name, "size": "", "stored": None, **artifact_as_json(artifact)}
+        {"execution_id": None, "stage": stage, "name": name, "size": "", "stored": None, **artifact_as_json(artifact)}
         for stage in stages
         for name, artifact in artifacts_of(record.run.by_name[stage].result)
     ]
@@ -108,7 +108,7 @@ def _recorded(located: Recorded) -> tuple[str, list[dict[str, Any]]]:
     name, found = _read(located)
     rows = [
         {
-            "run_id": run_id,
+            "execution_id": run_id,
             "stage": located.shown(run_id).removeprefix(f"{pipeline_run(name)}/"),
             "name": artifact.name,
             "size": show_stored(artifact.stored),

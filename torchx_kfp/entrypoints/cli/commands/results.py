@@ -36,9 +36,9 @@ from torchx_kfp.tracking.store import pipeline_run
 if TYPE_CHECKING:
     pass
 
-#: A run id, its parts, which are None for another key, and its results: what ``--json`` prints.
+#: The id of an execution, its parts, which are None for another key, and its results: what ``--json`` prints.
 Row = dict[str, Any]
-#: The parts of a run id.
+#: The parts of the id of an execution.
 _OWN = ("run", "stage", "execution")
 
 
@@ -86,11 +86,11 @@ def results_command(
         --where 'accuracy > 0.9' --sort -accuracy
 
     COMPARISON is NAME OPERATOR VALUE: 'loss < 0.1', 'model == resnet'. NAME is a result, or run, stage, execution or
-    run_id. The operators are == and !=, and for numbers < <= >= >. A run that lacks
+    execution_id. The operators are == and !=, and for numbers < <= >= >. A run that lacks
     NAME does not match; for other conditions, use --json, or to_frame() of a tracker. The run of
     cached stages is RUN, or else the run that recorded them.
 
-    JSON is a list of runs of stages: run_id, its parts run, stage and execution, and results. CSV has these columns,
+    JSON is a list of executions: execution_id, its parts run, stage and execution, and results. CSV has these columns,
     with one for each result.
     """
     located: Recorded | None = None
@@ -113,7 +113,7 @@ def results_command(
     if located is not None and not chosen.keys:
         print_message(located.nothing_recorded(chosen.name))
     elif not rows:
-        print_message(f"None of {counted(len(chosen.keys), 'run id')} matches.")
+        print_message(f"None of {counted(len(chosen.keys), 'execution')} matches.")
     if as_csv:
         _print_csv(rows)
     else:
@@ -121,7 +121,7 @@ def results_command(
 
 
 def _read(recorder: Recorder, chosen: Chosen, stages: Sequence[str]) -> list[Row]:
-    """Return a row for each run id that has results, of these stages or, if there are none, of all."""
+    """Return a row for each execution that has results, of these stages or, if there are none, of all."""
     found = {key: parts(key) for key in chosen.keys}
     there = sorted({its["stage"] for its in found.values() if its})
     asked: set[str] = set()
@@ -135,7 +135,7 @@ def _read(recorder: Recorder, chosen: Chosen, stages: Sequence[str]) -> list[Row
             )
     wanted = [key for key, its in found.items() if not stages or its.get("stage") in asked]
     return [
-        {"run_id": key, **dict.fromkeys(_OWN), **found[key], "results": results}
+        {"execution_id": key, **dict.fromkeys(_OWN), **found[key], "results": results}
         for key, results in recorder.get_many(wanted).items()
     ]
 
@@ -179,29 +179,29 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 def _select(rows: Sequence[Row], where: Sequence[Comparison], sorts: Sequence[str], chosen: Chosen) -> list[Row]:
     """Return the rows for which all comparisons hold, in order: by the parts of run ids, and results."""
-    runs = [chosen.run_of(row["run_id"]) for row in rows]
+    runs = [chosen.run_of(row["execution_id"]) for row in rows]
     values = {}
     for row, run in zip(rows, runs, strict=True):
-        own = {name: run if name == "run" else row[name] for name in ("run_id", *_OWN) if row[name]}
-        values[row["run_id"]] = {name: [value] for name, value in {**own, **row["results"]}.items()}
-    found = {row["run_id"]: row for row in rows}
-    return [found[key] for key in select(values, where, sorts, ("run_id", *_OWN))]
+        own = {name: run if name == "run" else row[name] for name in ("execution_id", *_OWN) if row[name]}
+        values[row["execution_id"]] = {name: [value] for name, value in {**own, **row["results"]}.items()}
+    found = {row["execution_id"]: row for row in rows}
+    return [found[key] for key in select(values, where, sorts, ("execution_id", *_OWN))]
 
 
 def _print_csv(rows: Sequence[Row]) -> None:
     names = _names(rows)
     own = [name for name in _OWN if name not in names]
     print_csv(
-        ["run_id", *own, *names],
-        ([row["run_id"], *map(row.get, own), *map(row["results"].get, names)] for row in rows),
+        ["execution_id", *own, *names],
+        ([row["execution_id"], *map(row.get, own), *map(row["results"].get, names)] for row in rows),
     )
 
 
 def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[str, str], *, as_json: bool) -> None:
-    keys = [row["run_id"] for row in rows]
-    runs = {row["run"] and chosen.run_of(row["run_id"]) for row in rows}
+    keys = [row["execution_id"] for row in rows]
+    runs = {row["run"] and chosen.run_of(row["execution_id"]) for row in rows}
     run = runs.pop() if len(runs) == 1 else None
-    heading, labels = "run id", dict(zip(keys, keys, strict=True))
+    heading, labels = "execution", dict(zip(keys, keys, strict=True))
     if run:
         # Stages have the names of all other tables, if the run itself is known.
         heading = "stage" if named.keys() >= {*keys} else "stage/execution"
@@ -220,5 +220,5 @@ def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[s
 
     names = _names(rows)
     # A result may have the name of the first column.
-    first = Column("" if heading in names else heading, lambda row: labels[row["run_id"]])
+    first = Column("" if heading in names else heading, lambda row: labels[row["execution_id"]])
     print_rows(rows, [first, *map(column, names)], as_json=as_json, above=f"Run {titled(name, run)}" if run else "")

@@ -25,7 +25,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.display.tables import print_facts
 from torchx_kfp.entrypoints.cli.flags import json_option
-from torchx_kfp.entrypoints.cli.lineage import show_lineage
+from torchx_kfp.entrypoints.cli.lineage import named_execution, show_lineage
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.entrypoints.cli.recorded import titled
 from torchx_kfp.errors import ArgumentError, NotRecordedError, TrackerError, UnknownRunError
@@ -79,7 +79,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     recorder, chosen = located.recorder, located.choose()
     if not chosen.keys:
         raise NotRecordedError(located.nothing_recorded(chosen.name))
-    run_id, *others = chosen.keys
+    execution_id, *others = chosen.keys
     stages = list(dict.fromkeys(parts[1] for key in chosen.keys if (parts := run_id_parts(key))))
     if len(stages) > 1:
         place = [*host_words(lookup.flags), "--tracker-base", located.base]
@@ -94,18 +94,18 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
             f"{located.word!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
             f"{listed(map(located.shown, chosen.keys))}. Name one."
         )
-    whole_id = pipeline_run(run_id)
-    records = recorder.records([whole_id, run_id])
-    record, whole = records[run_id], records[whole_id]
+    whole_id = pipeline_run(execution_id)
+    records = recorder.records([whole_id, execution_id])
+    record, whole = records[execution_id], records[whole_id]
     described = {
-        "run_id": run_id,
-        "results": recorder.get_many([run_id]).get(run_id, {}),
+        "execution_id": execution_id,
+        "results": recorder.get_many([execution_id]).get(execution_id, {}),
         "arguments": dict(record.arguments),
         "steps": {name: _curve_as_json(curve) for name, curve in record.steps.items()},
-        "search": asdict(record.search) if record.search else None,
+        "search": _search_as_json(record.search) if record.search else None,
         "metadata": record.metadata,
         "artifacts": {name: _artifact_as_json(it) for name, it in record.artifacts.items()},
-        "sources": [vars(source) for source in record.sources],
+        "sources": [named_execution(vars(source)) for source in record.sources],
         "code": [asdict(code) for code in whole.code],
         "started": vars(record.started) if record.started else None,
     }
@@ -147,6 +147,10 @@ def _curve_as_json(curve: Curve) -> dict[str, Any]:
     return {"count": curve.count, **ends, "points": [point._asdict() for point in curve.points]}
 
 
+def _search_as_json(search: Search) -> dict[str, Any]:
+    return {**asdict(search), "trials": [named_execution(asdict(trial)) for trial in search.trials]}
+
+
 def _artifact_as_json(artifact: Artifact) -> dict[str, Any]:
     stored = {"stored": artifact.stored.encode()} if artifact.stored else {}
     return {"path": artifact.url, "metadata": dict(artifact.metadata), **stored}
@@ -170,13 +174,13 @@ def _print_table(
         *(("metadata", name, show_value(value)) for name, value in found["metadata"].items()),
         *(("artifact", name, _artifact(it)) for name, it in artifacts.items()),
         *(
-            ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
+            ("reads", it["alias"] or "", it["execution_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
             for it in found["sources"]
         ),
         *_code(codes),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
-    print_facts(rows, above=f"Run {titled(name, found['run_id'])}")
+    print_facts(rows, above=f"Run {titled(name, found['execution_id'])}")
 
 
 def _artifact(artifact: Artifact) -> str:
@@ -217,7 +221,7 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
                 "stage": stage.name,
                 "state": str(stage.state),
                 "seconds": round(stage.duration, 3),
-                "run_id": stage.run_id,
+                "execution_id": stage.execution_id,
                 "inputs": stage.inputs,
                 "results": stage.measures,
                 "reason": stage.reason,

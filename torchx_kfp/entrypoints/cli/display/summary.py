@@ -152,7 +152,7 @@ def summarize(
         place = result.link if result.folder is None else f"logs and outputs are in {result.folder}"
         print_message(f"Run {result.run_id} ({took}): {place}")
     if not view.options.as_json:
-        recorded = [stage for stage in result.stages if stage.results and stage.run_id]
+        recorded = [stage for stage in result.stages if stage.results and stage.execution_id]
         bases = list(dict.fromkeys(str(stage.tracker_base) for stage in recorded))
         for base in bases:
             # A run on this machine knows its tracker base, and the results that its cached stages took.
@@ -229,7 +229,7 @@ def words_to_go_on(command: CommandLine, result: RunResult) -> list[str]:
 
 def unread(result: RunResult) -> list[str]:
     """Return sentences about the stages whose results could not be read."""
-    stages = [stage for stage in result.stages if stage.run_id and stage.tracker_base and stage.results is None]
+    stages = [stage for stage in result.stages if stage.execution_id and stage.tracker_base and stage.results is None]
     found = []
     for base in dict.fromkeys(str(stage.tracker_base) for stage in stages):
         names = listed(stage.name for stage in stages if stage.tracker_base == base)

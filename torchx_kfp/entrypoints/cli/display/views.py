@@ -68,9 +68,9 @@ class View(Watch):
             # As in tables, starts of the application in one pod count.
             content |= {"attempts": event.result.starts, "pods": event.result.attempts}
         if isinstance(event, StageFinished) and not self._has_files and not event.result.cached_from:
-            # KFP does not say the UID of a pod: the run id of a stage without results is not known.
-            is_known = bool(Execution.parse(event.result.run_id or "").incarnation)
-            content["run_id"] = event.result.run_id if is_known or event.result.results else None
+            # KFP does not say the UID of a pod: the id of an execution without results is not known.
+            is_known = bool(Execution.parse(event.result.execution_id or "").incarnation)
+            content["execution_id"] = event.result.execution_id if is_known or event.result.results else None
         self._stdout.write_lines([json.dumps(json_ready(content), allow_nan=False)])
 
     @contextlib.contextmanager
