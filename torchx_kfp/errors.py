@@ -28,21 +28,13 @@ def explain(error: OSError) -> str:
 
 
 class AppDefError(TorchxKfpError, ValueError):
-    """An AppDef, an option or a channel cannot become a part of a KFP stage without losing something."""
+    """An AppDef, a function, an option, a channel or a search cannot become stages without losing something."""
 
 
 class WorkspaceError(TorchxKfpError, ValueError):
     """A folder cannot travel with a run, or its archive cannot be used."""
 
     exit_code = 2
-
-
-class SearchError(TorchxKfpError, ValueError):
-    """The arguments of a search are wrong, or a trial of Ax cannot be run or read."""
-
-
-class ProtocolError(TorchxKfpError, ValueError):
-    """The stage protocol's environment variables are malformed."""
 
 
 class UnknownNameError(TorchxKfpError, KeyError):
@@ -56,7 +48,7 @@ class NotInStageError(TorchxKfpError, RuntimeError):
 
 
 class TrackerError(TorchxKfpError):
-    """The tracker cannot read or write: its storage fails, or its input is invalid."""
+    """The tracker cannot read or write: its storage fails, or its input is invalid, such as a variable of the stage."""
 
 
 class TrackerBaseError(TrackerError, ValueError):
@@ -69,12 +61,8 @@ class MissingCredentialsError(TrackerError):
     """The storage of a tracker base needs credentials, and none were found."""
 
 
-class KeyRefusedError(TrackerError, ValueError):
-    """A key would leave the tracker base, or the store cannot hold it."""
-
-
-class ResultRefusedError(TrackerError, ValueError):
-    """A result has a type or size that trackers do not accept."""
+class RefusedError(TrackerError, ValueError):
+    """The tracker does not accept a key, a result, metadata or an artifact. Nothing was written."""
 
 
 class CorruptResultError(TrackerError, ValueError):

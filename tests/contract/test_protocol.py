@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.facts import says
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.protocol import Execution, StageContext, superseded
-from torchx_kfp.errors import ProtocolError
+from torchx_kfp.errors import TrackerError
 
 #: Text that environment variables can contain.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -69,7 +69,7 @@ def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None
     ],
 )
 def test_malformed_parents(text: str, message: str) -> None:
-    with pytest.raises(ProtocolError, match=message) as caught:
+    with pytest.raises(TrackerError, match=message) as caught:
         protocol.decode_parents(text)
     assert str(caught.value).startswith("TORCHX_PARENT_RUN_IDS must be a JSON object")
 

@@ -14,7 +14,7 @@ from tests.documents import documents
 from tests.facts import says
 from tests.hpo.apps import program_of, python, searching
 from torchx_kfp import hpo
-from torchx_kfp.errors import AppDefError, SearchError
+from torchx_kfp.errors import AppDefError
 
 LR = {"lr": hpo.log(1e-4, 1.0)}
 SMALL = {"layers": hpo.int(1, 3), "act": hpo.choice("relu", "gelu")}
@@ -119,7 +119,7 @@ def test_a_grid_takes_the_rounds_that_it_needs(rounds: Any, trials: Any, planned
     ],
 )
 def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
-    with pytest.raises((SearchError, AppDefError), match=says(*facts)):
+    with pytest.raises(AppDefError, match=says(*facts)):
         searching(**{"parameters": LR, **arguments})
 
 
@@ -147,5 +147,5 @@ def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
     ],
 )
 def test_wrong_spaces(space: Any, arguments: Any, facts: list[str]) -> None:
-    with pytest.raises(SearchError, match=says(*facts)):
+    with pytest.raises(AppDefError, match=says(*facts)):
         space(*arguments)

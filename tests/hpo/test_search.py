@@ -16,7 +16,7 @@ from tests.documents import documents
 from tests.facts import says
 from tests.hpo.apps import TRIAL, python, searching, searching_stages, searching_tasks, squared, train, with_search
 from torchx_kfp import Stages, hpo
-from torchx_kfp.errors import AppDefError, SearchError
+from torchx_kfp.errors import AppDefError
 from torchx_kfp.local import RunResult, Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -183,7 +183,7 @@ def test_the_parameters_are_arguments_of_a_component() -> None:
     ],
 )
 def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
-    with pytest.raises((SearchError, AppDefError), match=says(*facts)):
+    with pytest.raises((AppDefError, AttributeError), match=says(*facts)):
         compile_pipeline(searching(**arguments))
 
 
@@ -239,5 +239,5 @@ def test_the_stages_that_ask_have_the_options_of_the_trials_task() -> None:
         "exec-search-best",
         "exec-train",
     }
-    with pytest.raises(SearchError, match=says("'engine'", "task")):
+    with pytest.raises(AppDefError, match=says("'engine'", "task")):
         compile_pipeline(searching_tasks(engine="job"))

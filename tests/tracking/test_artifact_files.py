@@ -21,7 +21,7 @@ from tests.tracking.stages import application, environ, stage, started
 from torchx_kfp.errors import (
     CorruptResultError,
     NotRecordedError,
-    ResultRefusedError,
+    RefusedError,
     TrackerError,
 )
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, artifacts
@@ -202,7 +202,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     (folder / "a").write_text("a")
 
     def refused(path: object, *texts: str, **words: Any) -> None:
-        with pytest.raises(ResultRefusedError, match=says(*texts)):
+        with pytest.raises(RefusedError, match=says(*texts)):
             run.add_artifact("model", path, **{"store": True, **words})
 
     refused(tmp_path / "none", "'model'", str(tmp_path / "none"))
@@ -248,7 +248,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
     run = stage(tmp_path / "results")
     given = folder / "a" if change in ("all gone", "a single file") else folder
     with pytest.raises(
-        ResultRefusedError, match=says("/folder/c'" if change == "new" else "/folder/a'", "changed", "of its own")
+        RefusedError, match=says("/folder/c'" if change == "new" else "/folder/a'", "changed", "of its own")
     ):
         run.add_artifact("model", given, store=True)
     assert (run.artifacts(), keys(tmp_path / "results")) == ({}, [])

@@ -12,7 +12,7 @@ import pytest
 from tests.facts import says
 from tests.tracking.stages import application, environ, stage
 from tests.tracking.stages import backend as torchx_tracker
-from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.errors import RefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker
 
 
@@ -73,7 +73,7 @@ def test_an_artifact_that_is_refused_is_not_registered(
     tmp_path: Path, name: Any, path: Any, metadata: dict[str, Any], text: str
 ) -> None:
     run = stage(tmp_path)
-    with pytest.raises(ResultRefusedError, match=text):
+    with pytest.raises(RefusedError, match=text):
         run.add_artifact(name, path, **metadata)
     assert run.artifacts() == {}
 
@@ -126,6 +126,6 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str, form: str) -> Non
         (tmp_path / "link").symlink_to(path)
         named = {"path": str(path), "url": f"file://{path}", "link": str(tmp_path / "link")}[form]
         run = stage(tmp_path / "results")
-        with pytest.raises(ResultRefusedError, match=says("'model'", kind)):
+        with pytest.raises(RefusedError, match=says("'model'", kind)):
             run.add_artifact("model", named)
     assert run.artifacts() == {}

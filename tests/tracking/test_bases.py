@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import strategies as st
 
 from tests.facts import says
-from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
+from torchx_kfp.errors import MissingCredentialsError, RefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, open_tracker
 
 pytestmark = pytest.mark.lowest
@@ -35,7 +35,7 @@ def test_every_form_of_a_base_keeps_results(form: str, tmp_path: Path, memory_ba
     assert tracker.keys("a") == ["a/b/1", "a/b/2"]
     actions = (lambda: tracker.put("a/b", x=1), lambda: tracker.get("a:b/c"), lambda: tracker.get("a/../b"))
     for action in actions[2:] if form == "memory://" else actions:
-        with pytest.raises(KeyRefusedError, match="The key "):
+        with pytest.raises(RefusedError, match="The key "):
             action()
     tracker.store.remove("a/b/1")
     assert tracker.store.read("a/b/1") is None
@@ -136,9 +136,9 @@ def test_a_file_system_with_folders_makes_them(tmp_path: Path, monkeypatch: pyte
     assert tracker["missing"] == {}
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
     for key in ("a", "a/b/c"):
-        with pytest.raises(KeyRefusedError, match=says(f"'{key}'", "folder", "'dir::")):
+        with pytest.raises(RefusedError, match=says(f"'{key}'", "folder", "'dir::")):
             tracker[key] = {"x": 1}
-    with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
+    with pytest.raises(RefusedError, match=says("too long", "Shorten")):
         tracker["n" * 300] = {"x": 1}
     # On SFTP, makedirs asks for each folder of the path: it is left out where the folder is there.
     monkeypatch.setattr(fsspec.get_filesystem_class("dir"), "makedirs", None)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.facts import says
 from tests.tracking.stages import backend as torchx_tracker
 from tests.tracking.stages import environ, stage
-from torchx_kfp.errors import KeyRefusedError, ResultRefusedError
+from torchx_kfp.errors import RefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Source
 
 
@@ -35,7 +35,7 @@ class TestMetadata:
     def test_what_json_cannot_hold(self, tmp_path: Path) -> None:
         run = stage(tmp_path)
         with pytest.raises(
-            ResultRefusedError,
+            RefusedError,
             match=says("'p1/train/e1'", "metadata", "JSON", "Use"),
         ):
             run.add_metadata(a={1})
@@ -51,7 +51,7 @@ def test_a_stage_records_for_its_own_run_only(base: str) -> None:
         "add_artifact": lambda: parent.add_artifact("model", "x"),
         "log": lambda: parent.log(1, loss=0.5),
     }.items():
-        with pytest.raises(ResultRefusedError, match=says("stage", f"current_run().{name}", "'p1/train/e1'")):
+        with pytest.raises(RefusedError, match=says("stage", f"current_run().{name}", "'p1/train/e1'")):
             record()
 
 
@@ -219,7 +219,7 @@ def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
         lambda: backend.add_artifact(run_id, "model", "x"),
         lambda: backend.add_source(run_id, "other"),
     ):
-        with pytest.raises(KeyRefusedError, match="The key "):
+        with pytest.raises(RefusedError, match="The key "):
             action()
     assert os.listdir(tmp_path) == []
 

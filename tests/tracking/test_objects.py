@@ -21,7 +21,7 @@ from tests.proxy import Proxy
 from tests.s3 import S3Server
 from tests.tracking.conftest import clear_clients
 from tests.tracking.stages import stage, started
-from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
+from torchx_kfp.errors import MissingCredentialsError, RefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
@@ -112,7 +112,7 @@ def test_the_base_may_be_a_whole_bucket(s3_base: str) -> None:
     tracker["a/b"] = {"x": 2}
     assert (tracker["run"], tracker["a/b"]) == ({"x": 1}, {"x": 2})
     assert tracker.keys() == ["a/b", "run"]
-    with pytest.raises(KeyRefusedError, match=says("1,025", "bytes", "Shorten")):
+    with pytest.raises(RefusedError, match=says("1,025", "bytes", "Shorten")):
         tracker["n" * 1025] = {"x": 1}
     tracker["n" * 1024] = {"x": 1}
 
@@ -141,7 +141,7 @@ def test_a_bucket_that_is_missing(s3_server: S3Server) -> None:
 def test_a_key_that_s3fs_reads_as_a_version(s3_base: str) -> None:
     tracker = FsspecResultTracker(s3_base)
     for action in (lambda: tracker.put("a?versionId=1", x=1), lambda: tracker.get("a?versionId=1")):
-        with pytest.raises(KeyRefusedError, match=says("'a?versionId=1'", "key", "tracker base", "Use")):
+        with pytest.raises(RefusedError, match=says("'a?versionId=1'", "key", "tracker base", "Use")):
             action()
     assert tracker.keys() == []
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.facts import says
 from tests.tracking.stages import stage
-from torchx_kfp.errors import KeyRefusedError
+from torchx_kfp.errors import RefusedError
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Run
 
 COUNT = 300
@@ -64,7 +64,7 @@ def test_one_that_cannot_be_read_is_an_error_of_its_own(trials: FanIn, tmp_path:
     read = 0
     for number, run in enumerate(trials):
         if number == 10:
-            with pytest.raises(KeyRefusedError, match=says(f"'{KEYS[10]}'", "folder")):
+            with pytest.raises(RefusedError, match=says(f"'{KEYS[10]}'", "folder")):
                 run.results()
         else:
             assert run.results() == {"number": number}

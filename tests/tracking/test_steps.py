@@ -25,7 +25,7 @@ from tests.facts import says
 from tests.s3 import S3Server
 from tests.tracking import stages
 from tests.tracking.stages import environ
-from torchx_kfp.errors import ResultRefusedError, UnknownNameError
+from torchx_kfp.errors import RefusedError, UnknownNameError
 from torchx_kfp.tracking import History, Run, open_run
 
 RUN = "p1/train/e1"
@@ -142,7 +142,7 @@ class TestWhatIsKept:
         assert {len(curve.points) <= 102 for curve in run.history().values()} == {True}
         (entry,) = entries(tmp_path)
         assert entry.stat().st_size < 3_000_000
-        with pytest.raises(ResultRefusedError, match=says(MAX_NAMES, "'loss/at step 7'")):
+        with pytest.raises(RefusedError, match=says(MAX_NAMES, "'loss/at step 7'")):
             run.log(300, {"loss/at step 7": 1.0})
         assert "loss/at step 7" not in run.history()
 
@@ -181,7 +181,7 @@ class TestRefusals:
     @pytest.mark.parametrize("step", ["1", 1.5, None, True, 2**63, [1], {"loss": 0.5}])
     def test_a_step_is_an_int(self, step: Any, tmp_path: Path) -> None:
         for given in ([], [1], [{"loss": 1.0}]):
-            with pytest.raises(ResultRefusedError, match=says("step", "int", "first: run.log", "loss=")):
+            with pytest.raises(RefusedError, match=says("step", "int", "first: run.log", "loss=")):
                 stage(tmp_path).log(step, *given, loss=1.0)
         assert entries(tmp_path) == []
 
@@ -189,7 +189,7 @@ class TestRefusals:
     def test_what_has_no_names(self, value: Any, tmp_path: Path) -> None:
         run = stage(tmp_path)
         for record in (functools.partial(run.log, 1), run.put, run.add_metadata):
-            with pytest.raises(ResultRefusedError, match=says(repr(value), type(value).__name__, "loss=0.3")):
+            with pytest.raises(RefusedError, match=says(repr(value), type(value).__name__, "loss=0.3")):
                 record(value, loss=1.0)
         assert (run.history(), run.results(), run.metadata()) == ({}, {}, {})
 
@@ -207,7 +207,7 @@ class TestRefusals:
     @pytest.mark.parametrize("value", ["0.5", None, [1], 10**400, {}])
     def test_a_metric_is_a_number(self, value: Any, tmp_path: Path) -> None:
         run = stage(tmp_path)
-        with pytest.raises(ResultRefusedError, match=r"'loss'"):
+        with pytest.raises(RefusedError, match=r"'loss'"):
             run.log(1, loss=value, accuracy=1)
         assert run.history() == {}
 

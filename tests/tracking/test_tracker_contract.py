@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from tests.facts import says
 from torchx_kfp.errors import (
     CorruptResultError,
-    KeyRefusedError,
-    ResultRefusedError,
+    RefusedError,
 )
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.store import key_text
@@ -157,9 +156,9 @@ def test_many_keys_are_read_in_the_order_asked_for(tracker: FsspecResultTracker)
     assert list(found) == ["run/missing", *reversed(keys), "5"], "in the order in which they were asked for, each once"
     assert found == {"run/missing": {}, "5": {}, **{key: {"number": number} for number, key in enumerate(keys)}}
     assert tracker.get_many([]) == {}
-    with pytest.raises(KeyRefusedError, match=says("get_many", "'run/train'")):
+    with pytest.raises(RefusedError, match=says("get_many", "'run/train'")):
         tracker.get_many("run/train")
-    with pytest.raises(KeyRefusedError, match=r"'a/\.\./b' would leave the tracker base"):
+    with pytest.raises(RefusedError, match=r"'a/\.\./b' would leave the tracker base"):
         tracker.get_many([*keys, "a/../b"])
 
 
@@ -247,9 +246,9 @@ def test_a_key_that_is_too_long(tracker: FsspecResultTracker, base: str) -> None
     # With the base's own name, this is longer than S3's 1,024.
     too_long = "n" * (1020 if base.startswith("s3") else 256)
     for key in (too_long, "new/" + too_long, "é" * (len(too_long) // 2)):
-        with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
+        with pytest.raises(RefusedError, match=says("too long", "Shorten")):
             tracker.put(key, x=1)
-        with pytest.raises(KeyRefusedError, match="is too long"):
+        with pytest.raises(RefusedError, match="is too long"):
             tracker.get(key)
     assert tracker.keys() == []
     tracker["new"] = {"x": 1}  # the folder is completely removed
@@ -267,7 +266,7 @@ def test_a_key_above_or_below_another_one(tracker: FsspecResultTracker, base: st
     else:
         facts = (f"'{second}'", "is a folder of other keys", "below one that has results", "Use another key")
         for action in (lambda: tracker.put(second, x=2), lambda: tracker.get(second)):
-            with pytest.raises(KeyRefusedError, match=says("key", *facts)):
+            with pytest.raises(RefusedError, match=says("key", *facts)):
                 action()
         assert tracker.keys() == [first]
     assert tracker[first] == {"x": 1}
@@ -305,7 +304,7 @@ class Array:
 def test_keys_that_are_refused(local: FsspecResultTracker, key: Any, facts: tuple[str, ...]) -> None:
     actions: list[Callable[[Any], object]] = [lambda key: local.put(key, x=1), local.get, local.keys]
     for action in actions:
-        with pytest.raises(KeyRefusedError, match=says(*facts)):
+        with pytest.raises(RefusedError, match=says(*facts)):
             action(key)
     assert local.keys() == []
 
@@ -332,7 +331,7 @@ def test_keys_that_are_refused(local: FsspecResultTracker, key: Any, facts: tupl
 def test_nothing_is_written_where_a_value_is_refused(local: FsspecResultTracker, value: Any, facts: Any) -> None:
     for key in ("old", "new/key"):
         before = dict(local["old"])
-        with pytest.raises(ResultRefusedError, match=says(*facts)) as caught:
+        with pytest.raises(RefusedError, match=says(*facts)) as caught:
             local[key] = {"good": 1, "loss": value}
         assert str(caught.value).startswith(f"The result 'loss' of the key {key!r} ")
         assert local["old"] == before
@@ -351,7 +350,7 @@ def test_nothing_is_written_where_a_value_is_refused(local: FsspecResultTracker,
     ],
 )
 def test_names_that_are_refused(local: FsspecResultTracker, results: Any, message: str) -> None:
-    with pytest.raises(ResultRefusedError, match=message):
+    with pytest.raises(RefusedError, match=message):
         local["run"] = results
     assert local.keys() == []
 
@@ -375,7 +374,7 @@ def test_scalars_of_numpy(local: FsspecResultTracker) -> None:
     assert values == {"f": 0.5, "i": 1, "b": True, "a": 1.5}
     assert [type(value) for value in values.values()] == [float, int, bool, float]
     for value in (numpy.array([1, 2]), numpy.datetime64("2026-01-01"), numpy.complex64(1j)):
-        with pytest.raises(ResultRefusedError, match=r"is of type numpy\.\w+: "):
+        with pytest.raises(RefusedError, match=r"is of type numpy\.\w+: "):
             local["run"] = {"loss": value}
 
 
@@ -430,7 +429,7 @@ def test_any_key_and_results_come_back(kind: str, tmp_path: Path, memory_base: s
 def test_a_key_is_itself_or_refused(text: str) -> None:
     try:
         assert key_text(text) == text
-    except KeyRefusedError:
+    except RefusedError:
         return
     parts = text.split("/")
     assert not {"..", "."} & set(parts)

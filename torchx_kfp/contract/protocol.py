@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchx_kfp.errors import NotInStageError, ProtocolError
+from torchx_kfp.errors import NotInStageError, TrackerError
 
 VERSION = 1
 
@@ -179,7 +179,7 @@ def decode_parents(text: str) -> dict[str, RunIds]:
     """Parse ``TORCHX_PARENT_RUN_IDS``. The order of the parents is kept.
 
     Raises:
-        ProtocolError: the text is not a JSON object of run ids and lists of run ids, or an alias appears twice.
+        TrackerError: the text is not a JSON object of run ids and lists of run ids, or an alias appears twice.
     """
     problem = (
         f"{PARENT_RUN_IDS} must be a JSON object that maps each alias to a run id or to a list of run ids. "
@@ -189,9 +189,9 @@ def decode_parents(text: str) -> dict[str, RunIds]:
     try:
         parents = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{problem} ({error})") from None
+        raise TrackerError(f"{problem} ({error})") from None
     if not isinstance(parents, dict):
-        raise ProtocolError(problem)
+        raise TrackerError(problem)
     decoded: dict[str, RunIds] = {}
     for alias, ids in parents.items():
         if isinstance(ids, str):
@@ -199,7 +199,7 @@ def decode_parents(text: str) -> dict[str, RunIds]:
         elif isinstance(ids, list) and all(isinstance(run_id, str) for run_id in ids):
             decoded[alias] = tuple(ids)
         else:
-            raise ProtocolError(f"{problem} The alias {alias!r} has {ids!r}.")
+            raise TrackerError(f"{problem} The alias {alias!r} has {ids!r}.")
     return decoded
 
 
@@ -242,7 +242,7 @@ def decode(environ: Mapping[str, str]) -> StageContext:
 
     Raises:
         NotInStageError: variables are missing or empty: the process was not started as a tracked stage.
-        ProtocolError: a variable is malformed.
+        TrackerError: a variable is malformed.
     """
     missing = [name for name in (TRACKER_BASE, JOB_ID) if not environ.get(name)]
     if missing:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torchx_kfp.contract import protocol
-from torchx_kfp.errors import ProtocolError
+from torchx_kfp.errors import TrackerError
 
 #: The name of a script: the version of the command's form, the letters of the script's parts, and a digest.
 _NAME = re.compile(r"torchx-kfp-1-([a-z]*)-[0-9a-f]{8}")
@@ -114,7 +114,7 @@ def parent_words(parents: Iterable[str]) -> list[str]:
 def parents_in(aliases: Sequence[str], words: Sequence[str]) -> Mapping[str, protocol.RunIds]:
     """Return the run ids in such words, without the last, as the script reads them; {} if they are not known yet."""
     members = (f'"{alias}":{text}' for alias, text in zip(aliases, words, strict=False))
-    with contextlib.suppress(ProtocolError):
+    with contextlib.suppress(TrackerError):
         return protocol.decode_parents(f"{{{','.join(members)}}}")
     return {}
 

@@ -12,7 +12,7 @@ from torchx_kfp.authoring.references import check_word
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract.carried import publisher
 from torchx_kfp.contract.inputs import find_rewritten, large_character
-from torchx_kfp.errors import SearchError
+from torchx_kfp.errors import AppDefError
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, points
 from torchx_kfp.hpo.spaces import Space, type_of
 
@@ -43,7 +43,7 @@ def define_search(
     fields = {objective: output_name(objective) for objective in objectives}
     for objective, field in fields.items():
         if field in (*parameters, *_OUTPUTS) or list(fields.values()).count(field) > 1:
-            raise SearchError(
+            raise AppDefError(
                 f"The objective {objective!r} would be the output {field!r}, which the search already has for a "
                 "parameter, another objective or itself. Record it under another name."
             )
@@ -51,7 +51,7 @@ def define_search(
     check_count("rounds", rounds)
     check_count("trials", trials)
     if seed is not None and type(seed) is not int:
-        raise SearchError(f"seed is {seed!r}. Give a whole number, or leave it out.")
+        raise AppDefError(f"seed is {seed!r}. Give a whole number, or leave it out.")
     definition: dict[str, Any] = {
         "parameters": dict(parameters),
         "objectives": objectives,
@@ -64,7 +64,7 @@ def define_search(
         definition |= _plan_grid(definition)
     elif None in (rounds, trials):
         missing = "rounds" if rounds is None else "trials"
-        raise SearchError(f"The search has no {missing}. Write rounds=3, trials=4 for 12 trials, 4 at a time.")
+        raise AppDefError(f"The search has no {missing}. Write rounds=3, trials=4 for 12 trials, 4 at a time.")
     _check_size(parameters, definition["trials"])
     return definition
 
@@ -79,26 +79,26 @@ def results_of(definition: Mapping[str, Any]) -> dict[str, type[Any]]:
 def check_count(what: str, value: object) -> None:
     """Reject what is not a whole number above 0, or None."""
     if value is not None and (type(value) is not int or value < 1):
-        raise SearchError(f"{what} is {value!r}. Give a whole number, 1 or more.")
+        raise AppDefError(f"{what} is {value!r}. Give a whole number, 1 or more.")
 
 
 def _check_parameters(parameters: Mapping[str, Space]) -> None:
     example = "{'lr': hpo.log(1e-4, 1.0), 'layers': hpo.int(1, 8)}"
     if not isinstance(parameters, Mapping) or not parameters:
-        raise SearchError(f"parameters is {parameters!r}. Name at least one parameter: {example}.")
+        raise AppDefError(f"parameters is {parameters!r}. Name at least one parameter: {example}.")
     for name, space in parameters.items():
         if output_name(name) != name:
-            raise SearchError(
+            raise AppDefError(
                 f"parameters has the name {name!r}. Use an identifier that is not a keyword and does not begin or end "
                 f"with '_': {example}."
             )
         if name in _ITEM | _OUTPUTS:
             whose = "the search uses for another output" if name in _OUTPUTS else "KFP's loop items use themselves"
-            raise SearchError(
+            raise AppDefError(
                 f"parameters has the name {name!r}, which {whose}. Rename it, for example to {f'trial_{name}'!r}."
             )
         if not isinstance(space, Space):
-            raise SearchError(f"parameters[{name!r}] is {space!r}. Write its range or its values: {example}.")
+            raise AppDefError(f"parameters[{name!r}] is {space!r}. Write its range or its values: {example}.")
         for value in space.get("values", ()):
             if isinstance(value, str):
                 _check_text(name, value)
@@ -109,13 +109,13 @@ def _check_text(name: str, value: str) -> None:
     check_word(value, f"The text of parameters[{name!r}]")
     found = find_rewritten(value) or large_character(value)
     if found:
-        raise SearchError(
+        raise AppDefError(
             f"parameters[{name!r}] has {value!r}; KFP, Argo or the kubelet would change {found} in it. Choose between "
             "names, and let the application look up what each stands for."
         )
     size = len(value.encode())
     if size > _LONGEST_TEXT:
-        raise SearchError(
+        raise AppDefError(
             f"parameters[{name!r}] has a text of {size:,} bytes. Choose between names of up to {_LONGEST_TEXT:,} bytes."
         )
 
@@ -125,21 +125,21 @@ def _parse_objectives(minimize: str | Iterable[str], maximize: str | Iterable[st
     for direction, names in (("minimize", minimize), ("maximize", maximize)):
         for name in [names] if isinstance(names, str) or not isinstance(names, Iterable) else names:
             if not isinstance(name, str) or not output_name(name):
-                raise SearchError(f"{direction} has {name!r}. Name a result of the trials: {direction}='loss'.")
+                raise AppDefError(f"{direction} has {name!r}. Name a result of the trials: {direction}='loss'.")
             if name in objectives:
-                raise SearchError(
+                raise AppDefError(
                     f"The objective {name!r} is named twice. Name it once, to minimize or to maximize it."
                 )
             objectives[name] = direction
     if not objectives:
-        raise SearchError("The search has no objective. Name a result of the trials: minimize='loss'.")
+        raise AppDefError("The search has no objective. Name a result of the trials: minimize='loss'.")
     return objectives
 
 
 def _check_optimizer(optimizer: str) -> None:
     module, _, function = str(optimizer).partition(":")
     if optimizer not in OPTIMIZERS and not all(part.isidentifier() for part in [*module.split("."), function]):
-        raise SearchError(
+        raise AppDefError(
             f"optimizer is {optimizer!r}.{did_you_mean(optimizer, OPTIMIZERS)} Write 'random', 'grid', 'ax', or "
             "'module:function' for a function of your image."
         )
@@ -149,7 +149,7 @@ def _plan_grid(definition: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the number of rounds and trials that try the whole grid, and nothing twice."""
     for name, space in definition["parameters"].items():
         if space["type"] == "float" and "points" not in space:
-            raise SearchError(
+            raise AppDefError(
                 f"parameters[{name!r}] is {space}, which a grid cannot try as a whole. Say how many of its values: "
                 f"{Space(space, points=5)}."
             )
@@ -160,7 +160,7 @@ def _plan_grid(definition: Mapping[str, Any]) -> Mapping[str, Any]:
     if trials is None:
         trials = math.ceil(size / rounds)
     if rounds * trials < size:
-        raise SearchError(
+        raise AppDefError(
             f"{rounds} rounds of {trials} trials are {rounds * trials:,} trials, but the grid has {size:,} points. "
             "Leave out rounds, or rounds and trials, to try them all; or ask for fewer points."
         )
@@ -174,7 +174,7 @@ def _check_size(spaces: Mapping[str, Space], trials: int) -> None:
         longest[name] = max(space.get("values") or space["bounds"], key=lambda value: len(json.dumps(value)))
     size = trials * len(json.dumps(longest))
     if size > publisher.LONGEST:
-        raise SearchError(
+        raise AppDefError(
             f"{trials} trials are a list of about {size:,} bytes; the limit is {publisher.LONGEST:,} bytes. Ask for "
             "fewer trials in more rounds."
         )

@@ -19,7 +19,7 @@ from torchx_kfp.authoring.stages import task_from_app
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.contract.command import installed_program
 from torchx_kfp.contract.inputs import plain_json
-from torchx_kfp.errors import SearchError
+from torchx_kfp.errors import AppDefError
 from torchx_kfp.hpo.definition import TRIALS, check_count, define_search, results_of
 from torchx_kfp.hpo.optimizers import SIMPLE
 from torchx_kfp.hpo.spaces import Space
@@ -29,10 +29,6 @@ _BEFORE, _TRIALS = "search", "trials"
 #: Begins the name of a stand-in, with which ``trial`` is called before the search starts. It is like a parameter of the
 #: pipeline.
 _STAND_IN = "torchx_kfp_parameter_"
-
-
-class _UnknownParameterError(SearchError, AttributeError):
-    """Raised for an attribute, because others than the user ask, too, whether there is one."""
 
 
 class Parameters(Mapping[str, Any]):
@@ -47,7 +43,7 @@ class Parameters(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._channels:
-            raise SearchError(describe_unknown("The trial", "parameter", name, self._channels))
+            raise AppDefError(describe_unknown("The trial", "parameter", name, self._channels))
         self._used.add(name)
         return self._channels[name]
 
@@ -56,8 +52,8 @@ class Parameters(Mapping[str, Any]):
             raise AttributeError(name)
         try:
             return self[name]
-        except SearchError as error:
-            raise _UnknownParameterError(str(error)) from None
+        except AppDefError as error:
+            raise AttributeError(str(error)) from None  # hasattr asks, too
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._channels)
@@ -127,9 +123,7 @@ def search(
         results; one that reads ``task.outputs["trial"]`` finds the records of the best trial.
 
     Raises:
-        SearchError: an argument is wrong.
-        AppDefError: a trial cannot become a stage without losing something: see ``task_from_app``, also for further
-            errors.
+        AppDefError: an argument is wrong, or a trial cannot become a stage without losing something.
     """
     check_name(name, "The name of the search")
     definition = define_search(parameters, minimize, maximize, rounds, trials, optimizer, seed)
@@ -137,7 +131,7 @@ def search(
     tried_app, of_task = _look_at(trial, [*parameters], tracker_base)
     if of_task is not None:
         if options:
-            raise SearchError(
+            raise AppDefError(
                 f"{min(options)!r} is an option of trials that are AppDefs. trial() returns a task: give it to that."
             )
         options = {option: getattr(of_task, option) for option in ("secrets", "inline", "workspace", "cache")}
@@ -182,29 +176,29 @@ def _look_at(
     try:
         inspect.signature(trial).bind(stand_ins)
     except TypeError as error:
-        raise SearchError(f"trial cannot be called with the parameters of a trial: {error}. {call}") from None
+        raise AppDefError(f"trial cannot be called with the parameters of a trial: {error}. {call}") from None
     with _aside() as tasks:
         tried = trial(stand_ins)
     is_task = isinstance(tried, dsl.PipelineTask)
     if others := [name for name, task in tasks.items() if task not in (_needed_by(tried, tasks) if is_task else ())]:
-        raise SearchError(
+        raise AppDefError(
             f"trial() makes the task {others[0]!r}, and returns {'a task' if is_task else 'something'} that does not "
             "depend on it. Return the task that records the objectives, and let it read the others: "
             "stages.task(train, reads=prepared)."
         )
     outputs = outputs_of(tried)
     if is_task and (outputs is None or outputs.made_of is None or str(outputs.tracker_base) != str(tracker_base)):
-        raise SearchError(
+        raise AppDefError(
             f"trial() returns the task {tried.name!r}, which is not a stage with the search's tracker base. Return one "
             "that records the objectives: Stages(tracker_base=tracker_base).task(app), or .python(fit, lr=p.lr)."
         )
     if not is_task and not isinstance(tried, specs.AppDef):
-        raise SearchError(f"trial() returns {shown(tried)}, of type {type(tried).__name__}. {call}")
+        raise AppDefError(f"trial() returns {shown(tried)}, of type {type(tried).__name__}. {call}")
     app, options = (tried, None) if outputs is None or outputs.made_of is None else outputs.made_of
     check_app(app)
     unused = [name for name in parameters if name not in stand_ins._used]
     if unused:
-        raise SearchError(
+        raise AppDefError(
             f"trial() does not use {', '.join(map(repr, unused))}: all values would give the same trial. Pass the "
             f"parameter on, for example args=['--{unused[0]}', f'{{p.{unused[0]}}}'], or leave it out of parameters. "
             f"{call}"
@@ -247,10 +241,10 @@ def _ask_app(name: str, definition: Mapping[str, Any], app: specs.AppDef, image:
     optimizer = definition["optimizer"]
     if image is None and optimizer not in SIMPLE:
         needs = "torchx-kfp[ax]" if optimizer == "ax" else f"torchx-kfp and {optimizer.partition(':')[0]}"
-        raise SearchError(f"optimizer={optimizer!r} needs an image with {needs}: search(..., image='repo/ask:1').")
+        raise AppDefError(f"optimizer={optimizer!r} needs an image with {needs}: search(..., image='repo/ask:1').")
     role = app.roles[0]
     if image is None and _STAND_IN in str(role.image):
-        raise SearchError(
+        raise AppDefError(
             f"The image of the trials, {role.image!r}, depends on a parameter. Name an image with "
             "torchx-kfp for the stages that ask: search(..., image='repo/ask:1')."
         )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.errors import SearchError
+from torchx_kfp.errors import AppDefError
 
 #: KFP passes numbers as doubles, which have every whole number up to this one.
 _LARGEST_INT = 2**53
@@ -40,7 +40,7 @@ def float(low: builtins.float, high: builtins.float, log: bool = False, *, point
         points: the number of values in a grid, evenly spread over the range, with both bounds among them.
 
     Raises:
-        SearchError: the bounds or the points are not a range.
+        AppDefError: the bounds or the points are not a range.
     """
     return _range("float", builtins.float, low, high, log, points)
 
@@ -54,7 +54,7 @@ def log(low: builtins.float, high: builtins.float, *, points: builtins.int | Non
         points: the number of values in a grid.
 
     Raises:
-        SearchError: the bounds or the points are not a range.
+        AppDefError: the bounds or the points are not a range.
     """
     return float(low, high, True, points=points)
 
@@ -69,10 +69,10 @@ def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: bui
         points: the number of values in a grid. By default, a grid has all of them.
 
     Raises:
-        SearchError: the bounds or the points are not a range.
+        AppDefError: the bounds or the points are not a range.
     """
     if not all(type(bound) is builtins.int and abs(bound) <= _LARGEST_INT for bound in (low, high)):
-        raise SearchError(
+        raise AppDefError(
             f"hpo.int({low!r}, {high!r}) needs whole numbers such as hpo.int(1, 8), up to 2**53: KFP rounds larger "
             "ones. Search for their logarithm instead."
         )
@@ -86,7 +86,7 @@ def choice(*values: Any) -> Space:
         values: text, numbers or booleans, all of one type.
 
     Raises:
-        SearchError: the values have several types, a value is there twice, or KFP would change one.
+        AppDefError: the values have several types, a value is there twice, or KFP would change one.
     """
     kinds = {type(value) for value in values}
     wrong = ""
@@ -100,7 +100,7 @@ def choice(*values: Any) -> Space:
         wrong = "has a number that KFP cannot pass on: beyond 2**53, or not finite. Write text."
     space = Space(type="choice", values=list(values))
     if wrong:
-        raise SearchError(f"{space} {wrong}")
+        raise AppDefError(f"{space} {wrong}")
     return space
 
 
@@ -113,14 +113,14 @@ def type_of(space: Mapping[str, Any]) -> type[Any]:
 def _range(kind: str, number: type[Any], low: Any, high: Any, log: bool, points: builtins.int | None) -> Space:
     space = Space(type=kind, bounds=[low, high], log=log, **({} if points is None else {"points": points}))
     if not all(type(bound) in (builtins.int, builtins.float) for bound in (low, high)):
-        raise SearchError(f"{space} has bounds that are not numbers. Write, for example, hpo.{kind}(1, 8).")
+        raise AppDefError(f"{space} has bounds that are not numbers. Write, for example, hpo.{kind}(1, 8).")
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
-        raise SearchError(f"{space} is not a range: low must be below high, and both finite.")
+        raise AppDefError(f"{space} is not a range: low must be below high, and both finite.")
     if log and low <= 0:
-        raise SearchError(
+        raise AppDefError(
             f"{space} begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers themselves "
             f"evenly: {Space(space, log=False)}."
         )
     if points is not None and (type(points) is not builtins.int or points < 2):
-        raise SearchError(f"{space} has {points!r} points. A grid has 2 or more in a range: points=5.")
+        raise AppDefError(f"{space} has {points!r} points. A grid has 2 or more in a range: points=5.")
     return Space(space, bounds=[number(low), number(high)])

@@ -29,7 +29,7 @@ from torchx_kfp.common.safe_files import special_kind
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.contract.carried.storage import FILES
 from torchx_kfp.contract.protocol import REGISTERED, WORKSPACES
-from torchx_kfp.errors import CorruptResultError, NotRecordedError, ResultRefusedError, TrackerError, explain
+from torchx_kfp.errors import CorruptResultError, NotRecordedError, RefusedError, TrackerError, explain
 from torchx_kfp.tracking.entries import add_entry, encode_json
 from torchx_kfp.tracking.store import Store, key_text, new_entry_name
 
@@ -135,7 +135,7 @@ class StoredFiles:
         """Tell whether a file or folder on this machine has the same content."""
         try:
             return _read_local(path).sha256 == self.sha256
-        except (OSError, ResultRefusedError):
+        except (OSError, RefusedError):
             return False
 
     def fetch(self, files: _Digests, place: Callable[[str], str]) -> None:
@@ -307,16 +307,16 @@ def add_artifact(
     the stage.
 
     Raises:
-        ResultRefusedError: the name or path is not text, the path leads to a FIFO, a socket or a device, or JSON cannot
+        RefusedError: the name or path is not text, the path leads to a FIFO, a socket or a device, or JSON cannot
             represent the metadata. Nothing was written. A file or folder cannot be stored, or has changed
             meanwhile.
         TrackerError: the store failed. What has been stored is removed, if that is possible.
     """
     if not isinstance(name, str) or not name:
-        raise ResultRefusedError(f"An artifact's name is text, such as 'model'. Got: {shown(name)}.")
+        raise RefusedError(f"An artifact's name is text, such as 'model'. Got: {shown(name)}.")
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
-        raise ResultRefusedError(
+        raise RefusedError(
             f"The path of the artifact {name!r} is {shown(path)}, of type {type(path).__name__}. Write it to a "
             "file, and give the path of that."
         )
@@ -363,7 +363,7 @@ def _look_at(name: str, path: str) -> None:
         return
     else:
         if kind:
-            raise ResultRefusedError(
+            raise RefusedError(
                 f"The artifact {name!r} is at {place}, which is a {kind}. Register a file, a folder or a URL."
             )
 
@@ -372,14 +372,14 @@ def _store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles
     """Store the file or folder at a local path or a ``file://`` URL: see ``add_artifact``."""
     top = absolute(path.removeprefix("file://"))
     if not top or "://" in top:
-        raise ResultRefusedError(
+        raise RefusedError(
             f"The artifact {name!r} cannot be stored: {shown(path)} is not a path on this machine. Leave out "
             "store=True to register what is elsewhere."
         )
     try:
         content = _read_local(top)
     except OSError as error:
-        raise ResultRefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
+        raise RefusedError(f"The artifact {name!r} cannot be stored: {explain(error)}.") from None
     place = f"{folder}/{new_entry_name()}"
     key = f"{place}/{os.path.basename(top) or 'files'}"
     files = {
@@ -443,7 +443,7 @@ def _list_local(top: str) -> dict[str, _State]:
     """Return the files of a folder, and its empty folders, by relative names; a file has an empty name.
 
     Raises:
-        ResultRefusedError: it has something that cannot be stored.
+        RefusedError: it has something that cannot be stored.
         OSError: it cannot be read, or a link leads nowhere.
     """
     found: dict[str, _State] = {}
@@ -453,13 +453,13 @@ def _list_local(top: str) -> dict[str, _State]:
         path = os.path.join(top, name) if name else top
         state = os.stat(path)
         if kind := special_kind(state.st_mode):
-            raise ResultRefusedError(f"{shown(path)} cannot be stored: it is a {kind}. Store files and folders only.")
+            raise RefusedError(f"{shown(path)} cannot be stored: it is a {kind}. Store files and folders only.")
         if not stat.S_ISDIR(state.st_mode):
             found[name] = state.st_size, state.st_mtime_ns, state.st_ino
             continue
         own = state.st_dev, state.st_ino
         if own in above:
-            raise ResultRefusedError(f"{shown(path)} cannot be stored: it is a link to a folder that it is in.")
+            raise RefusedError(f"{shown(path)} cannot be stored: it is a link to a folder that it is in.")
         inner = sorted(os.listdir(path))
         if name and not inner:
             found[f"{name}/"] = 0, 0, 0
@@ -467,7 +467,7 @@ def _list_local(top: str) -> dict[str, _State]:
             try:
                 each.encode()
             except UnicodeEncodeError:
-                raise ResultRefusedError(
+                raise RefusedError(
                     f"{os.fsencode(os.path.join(path, each))!r} cannot be stored: the name is not UTF-8. Rename it."
                 ) from None
             waiting.append((f"{name}/{each}" if name else each, (*above, own)))
@@ -487,7 +487,7 @@ def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
     """Check that the files are those of before.
 
     Raises:
-        ResultRefusedError: a file has changed, is gone, or is new.
+        RefusedError: a file has changed, is gone, or is new.
     """
     try:
         after = _list_local(top)
@@ -496,7 +496,7 @@ def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
     except FileNotFoundError as error:
         different = [error.filename]
     if different:
-        raise ResultRefusedError(
+        raise RefusedError(
             f"{shown(different[0])} changed while it was stored, so nothing was registered. Store it when it is "
             "complete; if several stages write it here at once, let each write a file of its own."
         )

@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.common.text import describe_unknown, did_you_mean, shown
-from torchx_kfp.errors import AppDefError, NotInStageError, NotRecordedError, ResultRefusedError
+from torchx_kfp.errors import AppDefError, NotInStageError, NotRecordedError, RefusedError
 from torchx_kfp.tracking.entries import encode_json, plain
 from torchx_kfp.tracking.results import check_results
 from torchx_kfp.tracking.run import FanIn, Run, current_run, record_arguments
@@ -302,7 +302,7 @@ def record(function: str, returned: object, run: Run | None) -> None:
     """Record what a function returned, or print it as JSON outside of a stage.
 
     Raises:
-        ResultRefusedError: something of it cannot be recorded. All else is.
+        RefusedError: something of it cannot be recorded. All else is.
     """
     if returned is None:
         return
@@ -314,7 +314,7 @@ def record(function: str, returned: object, run: Run | None) -> None:
         return
     results: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
-    problems: list[ResultRefusedError] = []
+    problems: list[RefusedError] = []
     for name, value in named.items():
         with contextlib.suppress(TypeError):
             value = plain(value)  # an array is a list
@@ -324,7 +324,7 @@ def record(function: str, returned: object, run: Run | None) -> None:
                 metadata[name] = value
             else:
                 results |= check_results(run.id, {name: value})
-        except ResultRefusedError as error:
+        except RefusedError as error:
             problems.append(error)
     # Results first: other stages read them.
     if results:
@@ -390,7 +390,7 @@ def main(words: Sequence[str]) -> None:
         sys.exit(1)
     try:
         record(words[2], returned, run)
-    except ResultRefusedError as error:
+    except RefusedError as error:
         sys.last_value = error
         is_one = isinstance(returned, (Mapping, *KINDS))
         way = "" if is_one else ' Return several by name: return {"loss": ..., "accuracy": ...}.'

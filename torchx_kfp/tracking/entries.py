@@ -22,7 +22,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.carried.storage import RUNS
-from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.errors import CorruptResultError, RefusedError
 from torchx_kfp.tracking.results import scalar
 from torchx_kfp.tracking.store import Store, is_key, key_text, new_entry_name, pipeline_run
 
@@ -64,8 +64,8 @@ def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str
             first one.
 
     Raises:
-        KeyRefusedError: the run id cannot be a key.
-        ResultRefusedError: JSON cannot represent a field. Nothing was written.
+        RefusedError: the run id cannot be a key.
+        RefusedError: JSON cannot represent a field. Nothing was written.
     """
     content = encode_json(fields, f"{' and '.join(fields)} of the run {run_id!r}")
     store.write(".".join([f"{RUNS}/{key_text(run_id)}/{name or new_entry_name()}", *fields]), content)
@@ -99,13 +99,13 @@ def encode_json(content: Mapping[str, object], what: str) -> bytes:
     """Return an entry as JSON. Scalars and small arrays of NumPy, PyTorch and their like are numbers and lists.
 
     Raises:
-        ResultRefusedError: JSON cannot represent it.
+        RefusedError: JSON cannot represent it.
     """
     try:
         _verify_keys(content)
         return json.dumps(content, default=plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ResultRefusedError(
+        raise RefusedError(
             f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
         ) from None
 

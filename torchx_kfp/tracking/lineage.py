@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.storage import fields_of
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
+from torchx_kfp.errors import CorruptResultError, RefusedError, TrackerError
 from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.entries import add_entry, from_json, list_entries, run_id_of
 from torchx_kfp.tracking.records import Source, Start, read_records
@@ -78,7 +78,7 @@ def record_start_once(store: Store, context: protocol.StageContext, environ: Map
     fields["started"] = vars(Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None))
     try:
         add_entry(store, context.run_id, fields, f"{_START}{new_entry_name()}")
-    except KeyRefusedError as error:  # results can still be recorded under such a name
+    except RefusedError as error:  # results can still be recorded under such a name
         _logger.warning(_NO_LINEAGE, context.run_id, error)
     except TrackerError as error:
         raise type(error)(

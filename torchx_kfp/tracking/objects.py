@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.carried.storage import PRIVATE, TEMPORARY, WRITE_SECONDS, open_storage, write_whole
-from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
+from torchx_kfp.errors import MissingCredentialsError, RefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking.store import File, Store
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class FsspecStore(Store):
             bucket, name = self._fs.split_path(path)[:2]
             understood = f"{bucket}/{name}"
         if understood != path:  # for example '?versionId=', which s3fs removes
-            raise KeyRefusedError(
+            raise RefusedError(
                 f"The key {shown(key)} means something else to the tracker base {self.base!r}, which reads "
                 f"{shown(understood)} from {shown(path)}. Use another key."
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torchx_kfp.common.extras import require
 from torchx_kfp.common.text import shown
-from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.errors import CorruptResultError, RefusedError
 from torchx_kfp.tracking.store import run_id_parts
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
     """Return the results to be put under a key, as plain Python values.
 
     Raises:
-        ResultRefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
+        RefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
     """
     return {_name(key, name): _value(key, name, value) for name, value in _named(key, results).items()}
 
@@ -41,7 +41,7 @@ def join_named(key: str, given: Iterable[Mapping[str, T]], named: Mapping[str, T
     """Return what was given for a key in both ways.
 
     Raises:
-        ResultRefusedError: it has no names.
+        RefusedError: it has no names.
     """
     joined: dict[str, T] = {}
     for each in given:
@@ -51,7 +51,7 @@ def join_named(key: str, given: Iterable[Mapping[str, T]], named: Mapping[str, T
 
 def _named(key: str, given: Mapping[str, T]) -> dict[str, T]:
     if not hasattr(given, "keys"):  # all that ** needs: the row of a database has no more
-        raise ResultRefusedError(
+        raise RefusedError(
             f"The key {shown(key)} got {shown(given)} of type {type(given).__name__}, which has no names. Give each "
             "value a name: loss=0.3, or {'loss': 0.3}."
         )
@@ -105,11 +105,11 @@ def results_frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.D
 
 def _name(key: str, name: object) -> str:
     if not isinstance(name, str):
-        raise ResultRefusedError(
+        raise RefusedError(
             f"A result of the key {shown(key)} has the name {shown(name)} of type {type(name).__name__}. Names are str."
         )
     if not name:
-        raise ResultRefusedError(f"A result of the key {shown(key)} has an empty name. Give it one.")
+        raise RefusedError(f"A result of the key {shown(key)} has an empty name. Give it one.")
     _utf8(key, name, name)
     return str.__str__(name)
 
@@ -119,7 +119,7 @@ def _value(key: str, name: str, value: object) -> Result:
         return value
     if isinstance(value, int):
         if value.bit_length() > _MAX_INT_BITS:
-            raise ResultRefusedError(
+            raise RefusedError(
                 f"The result {shown(name)} of the key {shown(key)} is an int of more than 4,298 digits, "
                 "which JSON readers do not accept. Put it as a float."
             )
@@ -129,7 +129,7 @@ def _value(key: str, name: str, value: object) -> Result:
     if isinstance(value, str):
         size = len(_utf8(key, name, value))
         if size > MAX_STR_BYTES:
-            raise ResultRefusedError(
+            raise RefusedError(
                 f"The result {shown(name)} of the key {shown(key)} is a str of {size:,} bytes in UTF-8; the limit is "
                 f"{MAX_STR_BYTES:,} bytes. Store the text elsewhere and put its URL."
             )
@@ -140,7 +140,7 @@ def _value(key: str, name: str, value: object) -> Result:
     module = type(value).__module__
     kind = type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"
     found = "None" if value is None else f"of type {kind}: {shown(value)}"
-    raise ResultRefusedError(
+    raise RefusedError(
         f"The result {shown(name)} of the key {shown(key)} is {found}. Results are int, float, bool "
         f"and str of at most {MAX_STR_BYTES:,} bytes. Convert it with float(...) or str(...), put a number of it, such "
         f"as its mean(), or record all of it as metadata, current_run().add_metadata({{{shown(name)}: ...}}), which a "
@@ -164,7 +164,7 @@ def _utf8(key: str, name: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise ResultRefusedError(
+        raise RefusedError(
             f"The result {shown(name)} of the key {shown(key)} contains half of a surrogate pair, which cannot be "
             'written as UTF-8. Replace it, for example with text.encode("utf-8", "replace").decode().'
         ) from None

@@ -13,10 +13,8 @@ from torchx_kfp.common.text import SuggestingDict, describe_unknown, shown
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import (
-    KeyRefusedError,
     NotRecordedError,
-    ProtocolError,
-    ResultRefusedError,
+    RefusedError,
     TorchxKfpError,
     TrackerError,
     UnknownNameError,
@@ -105,7 +103,7 @@ class Run:
             named: results by name: ``run.put(accuracy=0.9)``. NumPy and PyTorch scalars are accepted.
 
         Raises:
-            ResultRefusedError: a result is not an int, float, bool or short str, or this is a run that the
+            RefusedError: a result is not an int, float, bool or short str, or this is a run that the
                 stage reads. Nothing was written.
         """
         self._refuse_others("records results", "put")
@@ -166,7 +164,7 @@ class Run:
             named: metrics by name. NaN and infinities are accepted.
 
         Raises:
-            ResultRefusedError: the step is not an int, a metric is not a number, the process uses more than 500 names,
+            RefusedError: the step is not an int, a metric is not a number, the process uses more than 500 names,
                 or this is a run that the stage reads. Nothing was logged.
         """
         self._refuse_others("logs metrics", "log")
@@ -199,7 +197,7 @@ class Run:
             named: the same as keyword arguments.
 
         Raises:
-            ResultRefusedError: a value has no name, or JSON cannot represent it, or this is a run that the stage reads.
+            RefusedError: a value has no name, or JSON cannot represent it, or this is a run that the stage reads.
                 Nothing was written.
         """
         self._refuse_others("records metadata", "add_metadata")
@@ -238,12 +236,12 @@ class Run:
             metadata: values that JSON can represent, by name.
 
         Raises:
-            ResultRefusedError: the name, path, file or metadata cannot be stored, or this is a run that the stage
+            RefusedError: the name, path, file or metadata cannot be stored, or this is a run that the stage
                 reads. Nothing was registered.
         """
         self._refuse_others("registers artifacts", "add_artifact")
         if not isinstance(store, bool):
-            raise ResultRefusedError(
+            raise RefusedError(
                 f"store= of the artifact {name!r} says whether to store it, True or False. Got: {shown(store)}. "
                 "Metadata needs another name."
             )
@@ -318,7 +316,7 @@ class Run:
 
     def _refuse_others(self, what: str, method: str) -> None:
         if self._reads is None:
-            raise ResultRefusedError(
+            raise RefusedError(
                 f"The run {self.id!r} is not that of this process, which {what} only for its own run. Use "
                 f"current_run().{method}(...)."
             )
@@ -396,14 +394,14 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     Raises:
         NotInStageError: the process was not started as a tracked stage. The message lists the variables to set if you
             want to run the application by hand.
-        ProtocolError: a variable of the stage protocol is malformed.
+        TrackerError: a variable of the stage protocol is malformed.
         TrackerError: the tracker base cannot be used or written, or the tracker for MLflow cannot be loaded.
     """
     context = protocol.decode(environ)
     try:
         key_text(context.run_id)
-    except KeyRefusedError as error:
-        raise ProtocolError(f"{protocol.JOB_ID} is not a run id. {error}") from None
+    except RefusedError as error:
+        raise TrackerError(f"{protocol.JOB_ID} is not a run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     is_main = rank(environ) == 0
     mlflow = None

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.errors import RefusedError
 from torchx_kfp.tracking.curves import GrowingCurve, Point, encode_curves
 from torchx_kfp.tracking.entries import add_entry, warn_once
 from torchx_kfp.tracking.results import check_results, join_named, scalar
@@ -50,11 +50,11 @@ def check_step(
     """Return the step and the metrics as plain numbers.
 
     Raises:
-        ResultRefusedError: the step is not an int, or a metric has no name or is not a number.
+        RefusedError: the step is not an int, or a metric has no name or is not a number.
     """
     found = step if isinstance(step, int) else scalar(step)
     if isinstance(found, bool) or not isinstance(found, int) or found.bit_length() > _STEP_BITS:
-        raise ResultRefusedError(
+        raise RefusedError(
             f"A step is an int, such as the number of a batch or an epoch. Got {type(step).__name__}: {shown(step)}. "
             "Give it first: run.log(step, loss=0.3)."
         )
@@ -65,7 +65,7 @@ def check_step(
                 raise OverflowError
             checked[name] = float(value)
         except OverflowError:
-            raise ResultRefusedError(
+            raise RefusedError(
                 f"The metric {shown(name)} at the step {found} of the run {run_id!r} is {shown(value)}. Metrics are "
                 "numbers that a float can have; put(...) and add_metadata(...) take text."
             ) from None
@@ -100,7 +100,7 @@ class StepLog:
         checked = check_step(self._run_id, step, metrics, named)
         if new := [name for name in checked[1] if name not in self._names]:
             if len(self._names) + len(new) > MAX_NAMES:
-                raise ResultRefusedError(
+                raise RefusedError(
                     f"The run {self._run_id!r} logs under more than {MAX_NAMES} names; the next one is "
                     f"{shown(new[0])}. Leave numbers that count steps out of names: run.log(7, loss=0.3), not "
                     'run.log(7, {"loss/7": 0.3}).'

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from torchx_kfp.common.text import shown
 from torchx_kfp.contract.carried.storage import PRIVATE
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
+from torchx_kfp.errors import CorruptResultError, RefusedError, TrackerError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,23 +55,21 @@ def key_text(key: Key) -> str:
     """Return the key as text. An int or a UUID is the same as its string.
 
     Raises:
-        KeyRefusedError: the key is not a str or int, is empty or absolute, would leave the tracker base, or cannot be
+        RefusedError: the key is not a str or int, is empty or absolute, would leave the tracker base, or cannot be
             the same text on every store.
     """
     if isinstance(key, uuid.UUID):
         key = str(key)
     if isinstance(key, bool) or not isinstance(key, (str, int)):
-        raise KeyRefusedError(f"A key is a str, an int or a UUID. Got {type(key).__name__}: {shown(key)}.")
+        raise RefusedError(f"A key is a str, an int or a UUID. Got {type(key).__name__}: {shown(key)}.")
     try:
         # For a member of an enum of str or int, the base classes' methods return its value rather than its name.
         text = str.__str__(key) if isinstance(key, str) else int.__repr__(key)
     except ValueError:
-        raise KeyRefusedError(
-            "The key is an int of thousands of digits, which no store can hold. Shorten it."
-        ) from None
+        raise RefusedError("The key is an int of thousands of digits, which no store can hold. Shorten it.") from None
     problem = _problem(text)
     if problem:
-        raise KeyRefusedError(f"The key {shown(text)} {problem}.")
+        raise RefusedError(f"The key {shown(text)} {problem}.")
     return text
 
 
@@ -219,12 +217,12 @@ class Store(abc.ABC):
                 "can read, write and list there: without permission to list, S3 says the same of missing objects."
             )
         if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
-            return KeyRefusedError(
+            return RefusedError(
                 f"The key {shown(key)} is a folder of other keys of the tracker base {self.base!r}, or lies below one "
                 f"that has results ({said}). Use another key."
             )
         if code == errno.ENAMETOOLONG:
-            return KeyRefusedError(
+            return RefusedError(
                 f"The key {shown(key)} is too long for the tracker base {self.base!r} ({said}). Shorten it."
             )
         return TrackerError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torchx_kfp.common.extras import install_line
 from torchx_kfp.common.text import SuggestingDict, did_you_mean_path, shown
 from torchx_kfp.contract.carried.storage import PATIENCE
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError
+from torchx_kfp.errors import CorruptResultError, RefusedError, TrackerBaseError
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.entries import Found, warn_once
 from torchx_kfp.tracking.records import is_replay
@@ -78,7 +78,7 @@ class FsspecResultTracker(ResultTracker):
 
     Raises:
         TrackerError: the base cannot be used. All methods raise it if the store fails, those that take a key a
-            KeyRefusedError if it would leave the tracker base or the store cannot hold it, and ``get`` a
+            RefusedError if it would leave the tracker base or the store cannot hold it, and ``get`` a
             CorruptResultError if the file is malformed.
     """
 
@@ -104,7 +104,7 @@ class FsspecResultTracker(ResultTracker):
             results: int, float, bool, or str of at most 1,024 bytes. NumPy and PyTorch scalars are accepted.
 
         Raises:
-            ResultRefusedError: a result has another type or is too long. Nothing was written.
+            RefusedError: a result has another type or is too long. Nothing was written.
         """
         text = key_text(key)
         self._store.write(text, encode_results(check_results(text, results)))
@@ -128,7 +128,7 @@ class FsspecResultTracker(ResultTracker):
         be lost.
 
         Raises:
-            ResultRefusedError: a result has another type or is too long. Nothing was written.
+            RefusedError: a result has another type or is too long. Nothing was written.
         """
         text = key_text(key)
         new = check_results(text, results)
@@ -161,7 +161,7 @@ class FsspecResultTracker(ResultTracker):
         objects are left out, with a warning in the log, and are in ``problems`` of what is returned.
         """
         if isinstance(keys, (str, bytes)):
-            raise KeyRefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. For one key, use get.")
+            raise RefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. For one key, use get.")
         results: Found[dict[str, Result]] = Found()
         for key, found in self._read(list(dict.fromkeys(map(key_text, keys)))):
             if isinstance(found, CorruptResultError):

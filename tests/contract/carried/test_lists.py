@@ -18,7 +18,7 @@ from kfp.dsl import for_loop, pipeline_channel
 
 from tests.contract.carried.published import RUN_ID, Stage
 from tests.facts import says
-from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.errors import RefusedError
 from torchx_kfp.tracking import current_run
 
 LARGEST = sys.float_info.max
@@ -157,7 +157,5 @@ def test_fields_that_kfps_loop_items_have_themselves(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [[{"lr": 0.1}], (1, 2), {"lr": 0.1}])
 def test_put_says_where_they_go(tmp_path: Path, value: object) -> None:
     run = current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": "run/ask/1"})
-    with pytest.raises(
-        ResultRefusedError, match=says("current_run().add_metadata({'a/b': ...})", "results={name: list}")
-    ):
+    with pytest.raises(RefusedError, match=says("current_run().add_metadata({'a/b': ...})", "results={name: list}")):
         run.put({"a/b": value})

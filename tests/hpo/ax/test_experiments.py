@@ -17,7 +17,7 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.hpo.ax import components
 from tests.modules import needs
-from torchx_kfp.errors import SearchError
+from torchx_kfp.errors import NotRecordedError
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = [
@@ -129,7 +129,7 @@ def test_a_trial_is_watched_and_stopped_and_its_experiment_is_in_a_database(tmp_
 def _fetched(metric: Any, index: int, metadata: Any) -> Any:
     try:
         return metric.fetch(index, metadata)
-    except SearchError:  # not yet
+    except NotRecordedError:  # not yet
         return None
 
 

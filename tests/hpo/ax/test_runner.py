@@ -14,7 +14,7 @@ from urllib3.exceptions import HTTPError
 from tests.facts import says
 from tests.hpo.ax import components
 from tests.modules import needs
-from torchx_kfp.errors import HostUnreachableError, SearchError
+from torchx_kfp.errors import AppDefError, HostUnreachableError, NotRecordedError
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 pytestmark = [needs("ax", "needs Ax, which `make test-ax` installs"), pytest.mark.ax]
@@ -74,7 +74,7 @@ def test_a_loaded_runner_knows_its_trials_and_starts_none(tmp_path: Path, monkey
     # Another process may have another folder.
     assert stored == {"tracker_base": str(tmp_path / "base"), "scheduler": "local_cwd"}
     loaded = TorchXRunner(**TorchXRunner.deserialize_init_args(stored))
-    with pytest.raises(SearchError, match=says("configure_runner(TorchXRunner(component")):
+    with pytest.raises(AppDefError, match=says("configure_runner(TorchXRunner(component")):
         loaded.run_trial(0, {"x": 1})
     assert runner.clone()._component is runner._component
 
@@ -136,7 +136,7 @@ def test_the_latest_attempt_on_kfp_counts(tmp_path: Path) -> None:
         assert outcome_of(tmp_path, "kfp://torchx/uuid") == (7, loss + 1), "it has only logged so far"
         run.put(loss=loss)
         assert outcome_of(tmp_path, "kfp://torchx/uuid") == (7, loss)
-    with pytest.raises(SearchError, match=says("kfp://torchx/other", str(tmp_path), "current_run().put(loss=...)")):
+    with pytest.raises(NotRecordedError, match=says("kfp://torchx/other", str(tmp_path), "current_run().put(loss")):
         outcome_of(tmp_path, "kfp://torchx/other")
 
 
@@ -160,7 +160,7 @@ def test_outcomes_are_floats(results: Any, outcome: Any, tmp_path: Path) -> None
     if results:
         FsspecResultTracker(tmp_path)[HANDLE] = results
     if isinstance(outcome, list):
-        with pytest.raises(SearchError, match=says(*outcome)):
+        with pytest.raises(NotRecordedError, match=says(*outcome)):
             outcome_of(tmp_path, HANDLE)
         return
     _, found = outcome_of(tmp_path, HANDLE)

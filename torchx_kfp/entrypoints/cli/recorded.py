@@ -13,8 +13,8 @@ from torchx_kfp.common.text import listed, most_similar, printable
 from torchx_kfp.contract.protocol import Execution, superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
-    KeyRefusedError,
     NotRecordedError,
+    RefusedError,
     TorchxKfpError,
     UnknownRunError,
 )
@@ -134,7 +134,7 @@ class Recorded:
         if self.run is not None:
             runs = {self.run.run_id, *(run_id.partition("/")[0] for run_id in self._ended)}
             return {key for run in runs for key in below(run)}
-        with contextlib.suppress(KeyRefusedError):  # a run cannot have this name, such as '..'
+        with contextlib.suppress(RefusedError):  # a run cannot have this name, such as '..'
             if found := below(pipeline_run(self.word)):
                 return found
         return below(None)

@@ -14,7 +14,7 @@ from torchx import specs
 
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.contract.carried.storage import PATIENCE
-from torchx_kfp.errors import SearchError
+from torchx_kfp.errors import NotRecordedError
 from torchx_kfp.tracking.recorder import Recorder
 
 #: The suffixes of two results that are one outcome: the mean of several measurements, and its standard error.
@@ -40,7 +40,7 @@ class TorchXMetric(IMetric):  # type: ignore[misc]
         """Return the last step that the app has logged, or 0, and its outcome. The app may still be running.
 
         Raises:
-            SearchError: the app has not recorded the metric, or its value is not a finite number.
+            NotRecordedError: the app has not recorded the metric, or its value is not a finite number.
             TrackerError: the store failed.
         """
         handle, name = trial_metadata["torchx_app_handle"], self.name
@@ -59,7 +59,7 @@ class TorchXMetric(IMetric):  # type: ignore[misc]
             return step, (mean, _number(handle, name + SEM, results[name + SEM])) if name + SEM in results else mean
         if name in history:
             return step, _number(handle, name, history[name].last.value)
-        raise SearchError(
+        raise NotRecordedError(
             f"{describe_unknown(f'The trial {handle}', 'result', name, dict.fromkeys([*results, *history]))} Record it "
             f"in its application, under the tracker base {recorder.tracker_base!r}: current_run().put({name}=...)."
         )
@@ -68,7 +68,7 @@ class TorchXMetric(IMetric):  # type: ignore[misc]
 def _number(handle: str, name: str, value: object) -> float:
     """Return a result as a float: Ax refuses an int."""
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise SearchError(
+        raise NotRecordedError(
             f"The trial {handle} has recorded {shown(value)} as {name!r}, from which Ax cannot learn. Record a finite "
             "number; a large one tells Ax that the parameters are bad."
         )

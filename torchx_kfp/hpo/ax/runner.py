@@ -25,7 +25,7 @@ from urllib3.exceptions import HTTPError
 
 from torchx_kfp.common.text import printable
 from torchx_kfp.contract import protocol
-from torchx_kfp.errors import HostUnreachableError, SearchError
+from torchx_kfp.errors import AppDefError, HostUnreachableError
 from torchx_kfp.tracking.artifacts import absolute
 
 _logger = logging.getLogger(__name__)
@@ -78,11 +78,11 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         """Start the app of a trial, and return the metadata by which the trial is found again.
 
         Raises:
-            SearchError: Ax has loaded this runner.
+            AppDefError: Ax has loaded this runner.
         """
         component, base, cfg = self._component, self._tracker_base, self._cfg
         if component is None:
-            raise SearchError(
+            raise AppDefError(
                 "Ax has loaded this experiment without the component of its trials, so they can be read but no new one "
                 "started. Give the client the runner again: client.configure_runner(TorchXRunner(component, ...))."
             )
