@@ -481,3 +481,41 @@ def test_code_that_changes_while_a_stage_runs(project: Path) -> None:
         os.utime("new.py", (1, 1))
         assert ran(pipeline)["train"].last_lines(1) == [version]
         (project / "data.py").unlink()
+
+
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [
+        (["python", "a.py"], {"a.py": "import os\nprint(os.environ.get('MY_FACTOR', 1))"}),
+        (
+            ["python", "a.py"],
+            {"a.py": "import b", "b.py": "import os\nfor n in ['FACTOR']: print(os.getenv(f'MY_{n}'))"},
+        ),
+        (["sh", "-c", "echo $MY_FACTOR"], {}),
+        (["sh", "a.sh"], {"a.sh": "echo ${MY_FACTOR:-1}"}),
+        (["make", "-s", "train"], {"Makefile": "train:\n\t@echo $(MY_FACTOR)"}),
+    ],
+    ids=["python", "in parts", "command", "script", "make"],
+)
+def test_a_variable_of_the_shell_counts_if_the_code_names_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], files: dict[str, str]
+) -> None:
+    write(project, files)
+
+    @dsl.pipeline(name="shell")
+    def pipeline(tracker_base: str) -> None:
+        app = AppDef("stage", [Role("stage", "none", entrypoint=command[0], args=command[1:])])
+        Stages(tracker_base=tracker_base).task(app)
+
+    monkeypatch.setenv("MY_FACTOR", "1")
+    assert ran(pipeline)["stage"].last_lines() == ["1"]
+    # Another terminal, or another session.
+    for name in ("TERM", "SHLVL", "_", "SSH_CONNECTION", "XDG_SESSION_ID", "MY", "OTHER_MY_FACTOR"):
+        monkeypatch.setenv(name, "other")
+    assert states(ran(pipeline)) == {"stage": "cached"}
+    monkeypatch.setenv("MY_FACTOR", "9")
+    assert ran(pipeline)["stage"].last_lines() == ["9"]
+    monkeypatch.delenv("MY_FACTOR")
+    assert states(ran(pipeline)) == {"stage": "succeeded"}
+    monkeypatch.setenv("MY_FACTOR", "1")
+    assert states(ran(pipeline)) == {"stage": "cached"}

@@ -2,7 +2,8 @@
 
 A stage has a key, which is equal for two stages that would produce the same outputs, as far as this can be determined.
 KFP's backend considers the image, the command and the values of the inputs, but not the environment; the code is in the
-image. Here, the environment counts as well, and so does the code that a process can use (see ``own_code``).
+image. Here, the code that a process can use counts as well, and the variables of the user's shell that it names (see
+``own_code``).
 
 Finished stages of earlier runs are small files in a folder, named by their keys. Next to them is how each stage was run
 last, with the parts of its key, and the files of its code. Several runs may use one folder at once.
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 #: folder, a digest of its files).
 Stamp: TypeAlias = tuple[str, int, int]
 #: The version of keys and entries, raised when older ones must not match any more.
-_VERSION = 4
+_VERSION = 5
 
 
 def stamp_of(path: str | os.PathLike[str]) -> Stamp:
@@ -172,6 +173,7 @@ class Cache:
             self._warn(f"The stages that use its files are not cached: {error}")
             return None
         parts |= {"directory": context.options.directory, "interpreter": f"{sys.prefix} {sys.version}"}
+        parts["environment"] = {name: {"digest": digest_of(text)} for name, text in code.variables.items()}
         parts["packages"] = [local_state(install) for install in plan.python.installs] if plan.python else []
         return StageKey(_without(parts, self._code.workspaces_of(plan)), code)
 

@@ -30,7 +30,7 @@ from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
-from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles, is_python, text_of
+from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles, is_python, text_of, words_of
 from torchx_kfp.execution.pipeline.values import to_text
 from torchx_kfp.execution.runs.stage_code import unpack_files
 from torchx_kfp.tracking.recorder import list_code
@@ -57,6 +57,10 @@ _CONFIGURATIONS = (
 )
 _CODE = tuple(f".{suffix}" for suffix in (*_PROGRAMS, *_CONFIGURATIONS))
 _SCRIPTS = tuple(f".{suffix}" for suffix in _PROGRAMS)
+#: Files that may name a variable of the environment; so may a file without a suffix, such as a Makefile.
+_READS_VARIABLES = (*_SCRIPTS, *(f".{suffix}" for suffix in _CONFIGURATIONS if not suffix.startswith("json")))
+#: Variables that a shell sets by itself: they differ between terminals, and ``_`` is a word of many programs.
+_OF_SHELLS = ("_", "PWD", "OLDPWD", "SHLVL")
 #: What goes to a folder, which follows.
 _GOES = ("cd", "pushd", "-C", "--chdir")
 _INSTALLED = ("site-packages", "dist-packages")
@@ -84,6 +88,7 @@ class LocalCode:
         directory: the folder in which stages start.
         without: folders in it that are not code: those in which runs write.
         workspaces: the archives of the workspaces that travel with the run, by their URLs.
+        environ: the variables that stages inherit.
 
     Attributes:
         written: the fingerprints of files that stages have written and registered as artifacts, by their paths. They
@@ -95,10 +100,12 @@ class LocalCode:
         directory: str,
         without: Collection[str] = (),
         workspaces: Mapping[str, bytes] | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._directory = os.path.realpath(directory)
         self._without = without
         self._workspaces = workspaces or {}
+        self._environ = environ
         self.written: Mapping[str, str] = {}
         self._listed = functools.cache(self._list)
         self._packed = functools.cache(self._files_of)
@@ -133,9 +140,17 @@ class LocalCode:
             reached += [_reached_by(*finder.files[name][1:3]) for name in code.files if name.endswith(".py")]
             named += {path for files, _ in reached for path in files}
             if added := sorted({path for _, places in reached for path in places if _has_modules(path)}):
-                code = self._finder(workspace, [*folders, *added]).of(programs, texts)
-        others = {file.path: file.fingerprint for file in self._named(named, is_here=not workspace)}
-        return Code({**others, **code.files}, code.whole)
+                finder = self._finder(workspace, [*folders, *added])
+                code = finder.of(programs, texts)
+        others = [*self._named(named, is_here=not workspace)]
+        files = (*others, *(finder.files[name] for name in code.files))
+        inherited = {name: text for name, text in self._environ.items() if plan.environ.get(name) == text}
+        names = [name for text in {*named, *found.words} for name in words_of(text)]
+        return Code(
+            {**{file.path: file.fingerprint for file in others}, **code.files},
+            code.whole,
+            _variables_named({*names, *_words_of(files)}, inherited),
+        )
 
     def workspaces_of(self, plan: AttemptPlan) -> list[str]:
         """Return the URLs of a stage's workspaces whose files are known, unless its application reads them as well."""
@@ -276,6 +291,20 @@ def _reached(text: str, folder: str) -> tuple[set[str], set[str]]:
 
 def _below(paths: Iterable[str], folder: str) -> set[str]:
     return {os.path.normpath(os.path.join(folder, path)) for path in paths}
+
+
+def _variables_named(words: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that words name: whole, or by a beginning that ends with ``_``, as in ``f"APP_{name}"``."""
+    begins = tuple(word for word in words if word.endswith("_") and word.strip("_"))
+    named = (name for name in environ if name in words or (begins and name.startswith(begins)))
+    return {name: environ[name] for name in named if name not in _OF_SHELLS}
+
+
+@functools.lru_cache(64)
+def _words_of(files: tuple[CodeFile, ...]) -> frozenset[str]:
+    """Return the words in the files that may name a variable."""
+    names = (file for file in files if file.name.endswith(_READS_VARIABLES) or "." not in os.path.basename(file.name))
+    return frozenset().union(*(words_of(text_of(file.path)) for file in names))
 
 
 def _has_modules(folder: str) -> bool:

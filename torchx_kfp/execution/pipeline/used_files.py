@@ -24,7 +24,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,10 +98,12 @@ class Code:
     Attributes:
         files: their fingerprints by what they are called in messages.
         whole: what they are all files of; empty if they are some of it.
+        variables: the values of the inherited variables that they name.
     """
 
     files: Mapping[str, str]
     whole: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -255,6 +257,11 @@ def text_of(path: str) -> str:
         if os.path.getsize(path) <= _LONGEST:
             return Path(path).read_text(encoding="utf-8", errors="replace")
     return ""
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of a text: runs of letters, digits and ``_``."""
+    return _names_in(text)[0]
 
 
 def _names_of_modules(text: str) -> frozenset[str]:
