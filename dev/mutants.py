@@ -1,8 +1,8 @@
 """Change the package at random places, and see which changes the tests notice: the net under a redesign.
 
-``python -m dev.mutants make`` samples mutants, runs tests for each, and keeps in ``tests/mutants.jsonl`` which have
-died. ``python -m dev.mutants check [PACKAGE...]`` runs those again that died and whose text is still there, and fails
-if one of them lives. Both go on where they were interrupted.
+``python -m dev.mutants make [PACKAGE...]`` replaces those of ``tests/mutants.jsonl`` whose text is gone by a new
+sample, runs tests for each, and keeps which have died. ``python -m dev.mutants check [PACKAGE...]`` runs those again
+that died, and fails if one of them lives. Both go on where they were interrupted.
 
 A mutant first meets the tests that ``dev.changed`` names for its module, and then those of the seams around it. A
 test counts only if it passes without the mutant. Tests run in copies of this folder, each with an environment that
@@ -220,8 +220,10 @@ def write(path: Path, all_kept: Sequence[Kept]) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def make(wide: bool, jobs: int) -> None:
-    known = {kept.mutant: kept for kept in read(RECORD) or [Kept("", mutant) for mutant in sample(COUNT, SEED)]}
+def make(inside: tuple[str, ...], count: int, wide: bool, jobs: int) -> None:
+    known = {kept.mutant: kept for kept in read(RECORD) if text_with(kept.mutant) is not None}
+    for mutant in sample(max(0, count - len(known)), SEED, inside):
+        known.setdefault(mutant, Kept("", mutant))
 
     def keep(kept: Kept) -> None:
         known[kept.mutant] = kept
@@ -233,11 +235,9 @@ def make(wide: bool, jobs: int) -> None:
     print(*(f"{ends.count(end)} {end or 'not run'}" for end in sorted(set(ends))), sep=", ")
 
 
-def check(packages: Sequence[str], jobs: int) -> int:
+def check(inside: tuple[str, ...], jobs: int) -> int:
     """Run the mutants that died before; return 1 if one of them lives."""
-    inside = [each.replace(".", "/").removesuffix("/py") for each in packages]
-    before = [kept for kept in read(RECORD) if kept.end == "died"]
-    before = [kept for kept in before if not inside or any(kept.mutant.module.startswith(each) for each in inside)]
+    before = [kept for kept in read(RECORD) if kept.end == "died" and kept.mutant.module.startswith(inside)]
     tree = hashlib.sha256()
     for name in _files():
         if name.endswith((".py", ".md", ".json", ".yaml", ".txt")):
@@ -263,12 +263,18 @@ def check(packages: Sequence[str], jobs: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mutants of the package: which do the tests notice?")
     parser.add_argument("mode", choices=["make", "check"])
-    parser.add_argument("packages", nargs="*", help="check only mutants of these, as in torchx_kfp.tracking")
+    parser.add_argument("packages", nargs="*", help="only mutants of these, as in torchx_kfp.tracking")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--count", type=int, default=COUNT, help="make: how many mutants the file has")
     parser.add_argument("--first", action="store_true", help="make: only the tests of the mutant's module")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    return check(given.packages, given.jobs) if given.mode == "check" else make(not given.first, given.jobs) or 0
+    inside = tuple(each.replace(".", "/").removesuffix("/py") for each in given.packages) or ("",)
+    return (
+        check(inside, given.jobs)
+        if given.mode == "check"
+        else make(inside, given.count, not given.first, given.jobs) or 0
+    )
 
 
 if __name__ == "__main__":

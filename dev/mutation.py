@@ -123,15 +123,15 @@ def _changes(node: ast.AST, field: str) -> Iterator[ast.AST]:
         yield ast.UnaryOp(ast.Not(), node)
 
 
-def sample(count: int, seed: int) -> list[Mutant]:
-    """Return mutants of lines that are chosen evenly over the package."""
+def sample(count: int, seed: int, inside: tuple[str, ...] = ("",)) -> list[Mutant]:
+    """Return mutants of lines that are chosen evenly over the modules whose paths begin like this."""
     lines: dict[tuple[str, int], list[Mutant]] = {}
     for path in sorted((REPOSITORY / PACKAGE).rglob("*.py")):
-        if (module := str(path.relative_to(REPOSITORY))) != GENERATED:
+        if (module := str(path.relative_to(REPOSITORY))) != GENERATED and module.startswith(inside):
             for mutant, (line, _) in mutants_of(module).items():
                 lines.setdefault((module, line), []).append(mutant)
     chance = random.Random(seed)
-    return [chance.choice(lines[place]) for place in chance.sample(sorted(lines), count)]
+    return [chance.choice(lines[place]) for place in chance.sample(sorted(lines), min(count, len(lines)))]
 
 
 def text_with(mutant: Mutant) -> tuple[str, str] | None:

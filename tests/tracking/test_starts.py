@@ -22,7 +22,6 @@ from tests.s3 import S3Server
 from tests.tracking import stages
 from torchx_kfp.tracking import FsspecResultTracker, Run, Source, current_run
 from torchx_kfp.tracking.lineage import rank
-from torchx_kfp.tracking.records import read_record
 
 #: An application that works before it records; the work is a file.
 APPLICATION = """
@@ -181,18 +180,6 @@ def test_results_of_another_process_than_the_first(
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (0 if first else 1), "once"
     assert all(re.search(says(run.id, "RANK", "TORCHX_REPLICA_ID", "lost"), warning) for warning in warnings)
-
-
-def test_the_first_start_counts(tmp_path: Path) -> None:
-    """Each process of a stage replaced what the one before had recorded."""
-    code = "from torchx_kfp.tracking import current_run\ncurrent_run()"
-    before = time.time()
-    application(tmp_path, environ(tmp_path / "base"), code)
-    between = time.time()
-    application(tmp_path, environ(tmp_path / "base"), code)
-    started = read_record(FsspecResultTracker(tmp_path / "base").store, "p1/train/1", "started").started
-    assert started is not None
-    assert before <= started.time <= between
 
 
 @pytest.mark.parametrize(

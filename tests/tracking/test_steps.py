@@ -274,28 +274,6 @@ class TestWriting:
         last = (5, 0.25) if "atexit" in end else (4, 4.0)
         assert values(open_run(tmp_path, RUN).history(), "loss")[-1] == last
 
-    def test_a_signal_ends_a_process_that_waits_in_c(self, tmp_path: Path) -> None:
-        """A handler in Python waited for a collective that hung, until the process was killed."""
-        code = """
-import ctypes
-run.log(1, loss=0.5)
-print("logged", flush=True)
-semaphore = ctypes.create_string_buffer(64)
-ctypes.CDLL(None).sem_init(semaphore, 0, 0)
-while True:
-    ctypes.CDLL(None).sem_wait(semaphore)
-"""
-        child = start(code, tmp_path)
-        assert child.stdout is not None
-        assert child.stdout.readline() == "logged\n"
-        child.terminate()
-        try:
-            assert child.wait(30) == -signal.SIGTERM
-        finally:
-            child.kill()
-            child.communicate()
-        assert values(open_run(tmp_path, RUN).history(), "loss") == [(1, 0.5)], "the first is written at once"
-
     def test_there_are_no_threads_and_handlers(self, tmp_path: Path) -> None:
         code = """
 import signal, threading
@@ -310,18 +288,6 @@ print(threading.active_count(), signal.getsignal(signal.SIGTERM) == signal.SIG_D
             list(pool.map(lambda step: run.log(step, loss=step), range(2000)))
             list(pool.map(lambda _: run.flush(), range(8)))
         assert run.history()["loss"].count == 2000
-
-    def test_the_applications_own_handler_stays(self, tmp_path: Path) -> None:
-        code = """
-import os, signal, sys
-signal.signal(signal.SIGTERM, lambda *_: (run.log(2, loss=0.25), run.flush(), os._exit(7)))
-run.log(1, loss=0.5)
-os.kill(os.getpid(), signal.SIGTERM)
-"""
-        child = start(code, tmp_path)
-        assert child.communicate()[1] == ""
-        assert child.returncode == 7
-        assert values(open_run(tmp_path, RUN).history(), "loss") == [(1, 0.5), (2, 0.25)]
 
     @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.s3)])
     def test_a_handler_that_interrupts_a_write(

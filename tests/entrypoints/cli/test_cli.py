@@ -182,21 +182,6 @@ def test_a_project_of_packages_from_another_folder(
     assert "from parts" in done.stderr
 
 
-def test_a_stage_that_fails(call: Call) -> None:
-    done = call("run", "pipelines.py:fails", "--tracker-base", "results")
-    assert done.returncode == 1
-    rows = [line.split() for line in done.stdout.splitlines() if line.strip()][2:]
-    # The results that it recorded before it failed are there.
-    assert (rows[0][:2], rows[0][3:]) == (["first", "failed"], ["value=1.0", "parents=0"])
-    assert rows[1] == ["second", "not", "run", "(first", "failed)"]
-    assert "See the results again: " in done.stderr
-    message = done.stderr[done.stderr.index("Error: ") :]
-    assert "first ended with exit code 7." in message
-    assert (done.stderr.count("the last line"), "Its lines are above, and in " in message) == (1, True)
-    assert "Not run because of that: second." in message
-    assert "Traceback" not in done.stderr
-
-
 def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
     (project / "broken.py").write_text("x = 1\nundefined\n")
     assert "NameError: name 'undefined' is not defined" in call("run", "broken.py").stderr

@@ -21,9 +21,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 #: The exit codes of commands, by their words.
 COMMANDS = {
     ("run", "two.yaml", "--tracker-base", "base"): 0,
-    ("run", "two.yaml", "--tracker-base", "base", "--json"): 0,
     ("run", "fails.yaml", "--tracker-base", "base"): 1,
-    ("run", "nothing.py"): 2,
     ("compile", "pipelines.py:two"): 0,
     ("results", "--tracker-base", "base"): 0,
     ("results", "--tracker-base", "base", "none"): 2,

@@ -102,9 +102,6 @@ CASES = {
         [*A, StageWaiting("b", "b", BEGIN + 1), started("b", 1)],
         seconds=1.0,
     ),
-    "the runner was killed while a stage waited for its retry": Case(
-        "interrupted", {"a": "succeeded", "b": "interrupted", "c": "not run"}, [*A, *B_RETRIED], seconds=2.0
-    ),
     "the run was retried": Case(
         "succeeded",
         {"a": "succeeded", "b": "succeeded", "c": "succeeded"},
@@ -119,18 +116,6 @@ CASES = {
             RunFinished(RUN, State.SUCCEEDED, 4.0, time=BEGIN + 1004),
         ],
         seconds=5.0,
-    ),
-    "Ctrl-C while a stage waited for its retry": Case(
-        "canceled",
-        {"a": "succeeded", "b": "canceled", "c": "not run"},
-        [
-            *A,
-            *B_RETRIED,
-            ENDING,
-            ended("b", 3, State.CANCELED, 1, INTERRUPTED),
-            not_run("c", 3),
-            finished(State.CANCELED),
-        ],
     ),
     "Ctrl-C, and the end of a stage that waited for its retry was not recorded": Case(
         "canceled",
@@ -163,18 +148,6 @@ CASES = {
         ],
         seconds=1.0,
         tasks=(),
-    ),
-    "a time limit": Case(
-        "failed",
-        {"a": "succeeded", "b": "canceled", "c": "not run"},
-        [
-            *A,
-            started("b", 1),
-            RunEnding("The time limit of 2 s is over", 10.0, BEGIN + 2),
-            ended("b", 3, State.CANCELED, 1, "was ended with the run: the time limit of 2 s is over"),
-            not_run("c", 3),
-            finished(State.FAILED, "the time limit of 2 s is over"),
-        ],
     ),
     "a loop": Case(
         "failed",

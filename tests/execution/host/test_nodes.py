@@ -5,16 +5,13 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import random
 import re
 import zlib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.execution.host.answers_of_kfp import RUNS, last, manifest
+from tests.execution.host.answers_of_kfp import last, manifest
 from tests.execution.host.event_logs import answers, replaying, workflow
 from tests.facts import says
 from torchx_kfp.execution.host import nodes as manifest_module
@@ -63,6 +60,7 @@ def test_a_phase_that_means_nothing_is_queued() -> None:
     records = {"W.a": {"phase": "A phase of 2030"}, "W.b": {"phase": None}, "W.c": {"phase": 3}}
     found = read_manifest(json.dumps(workflow(records)))
     assert {node.state for name in records if (node := found.get(name))} == {State.QUEUED}
+    assert read_manifest('{"status": {"nodes": {"a": 7, "b": null}}}').get("W.a") is None
 
 
 def test_in_old_workflows_pods_have_the_ids_of_nodes() -> None:
@@ -74,24 +72,6 @@ def test_in_old_workflows_pods_have_the_ids_of_nodes() -> None:
     assert new is not None
     assert old is not None
     assert (new.pod, old.pod) == (f"W-x-{identity.removeprefix('W-')}", identity)
-
-
-@given(st.integers(0, 1 << 32), st.sampled_from([*RUNS, "stuck"]), st.integers(1, 6))
-@settings(deadline=None, max_examples=60)
-def test_a_damaged_manifest_is_an_error_or_has_other_nodes(seed: int, name: str, changes: int) -> None:
-    rng = random.Random(seed)
-    text = manifest_of(manifest(name))
-    names = [record["name"] for record in _workflow(name)["status"]["nodes"].values()]
-    for _ in range(changes):
-        at = rng.randrange(len(text))
-        text = text[:at] + rng.choice(['"', "{", "}", "\\", "[", "null", "7", ""]) + text[at + rng.randrange(40) :]
-    try:
-        found = read_manifest(text)
-    except ValueError:
-        return
-    for one in names:
-        node = found.get(one)
-        assert node is None or isinstance(node.state, State)
 
 
 def test_a_host_cannot_announce_any_number_of_iterations() -> None:

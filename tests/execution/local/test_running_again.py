@@ -104,21 +104,6 @@ def test_a_run_that_was_ended_goes_on(way, tmp_path):
     assert [note for note in noted(tmp_path) if note != "long"] == ["a-x", "b-x", "first"]
 
 
-def test_stages_that_no_cache_may_answer_run_again(tmp_path):
-    @dsl.pipeline
-    def pipeline(folder: str):
-        first = shell(script=f"echo first >> {folder}/notes")
-        first.set_caching_options(False)
-        second = shell(script=f"echo second >> {folder}/notes").after(first)
-        shell(script=f"test -e {folder}/mended").after(second)
-
-    given: Any = {"output_dir": tmp_path / "runs", "watch": Watch()}
-    assert run(pipeline, {"folder": str(tmp_path)}, **given).state == "failed"
-    (tmp_path / "mended").touch()
-    assert run(pipeline, {"folder": str(tmp_path)}, **given).state == "succeeded"
-    assert noted(tmp_path) == ["first", "first", "second"]
-
-
 def test_stages_that_run_afresh(tmp_path):
     @dsl.pipeline
     def inner(folder: str, text: str):
@@ -201,29 +186,6 @@ def test_outputs_of_an_attempt_that_was_never_recorded_do_not_count(execute_fail
 def asleep(folder: Path) -> list[int]:
     """Return the stages of a killed runner that are still running."""
     return [pid for pid in map(int, (folder / "pids").read_text().split()) if alive(pid)]
-
-
-def test_iterations_that_succeeded_are_cached_unless_they_have_changed(tmp_path):
-    def pipeline_with(word="old"):
-        @dsl.pipeline(name="loops")
-        def pipeline(folder: str, text: str = "t"):
-            with dsl.ParallelFor(["a", "b", "c"]) as item:
-                first = shell_out(script=f'echo {item}-{text} >> {folder}/notes; printf {item} > "$0"')
-                shell(script=f"echo {word}-{first.output} >> {folder}/notes; test {item} != b -o -e {folder}/mended")
-
-        return pipeline
-
-    def ran(pipeline, state="succeeded", **arguments):
-        (tmp_path / "notes").write_text("")
-        given = {"folder": str(tmp_path), **arguments}
-        assert run(pipeline, given, output_dir=tmp_path / "runs", watch=Watch()).state == state
-        return noted(tmp_path)
-
-    ran(pipeline_with(), "failed")
-    (tmp_path / "mended").touch()
-    assert ran(pipeline_with()) == ["old-b"]
-    assert ran(pipeline_with("new")) == ["new-a", "new-b", "new-c"]
-    assert ran(pipeline_with("new"), text="u") == ["a-u", "b-u", "c-u"]
 
 
 def test_tasks_that_another_compiler_has_named_with_underscores(tmp_path):
