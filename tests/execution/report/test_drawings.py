@@ -118,6 +118,29 @@ def test_results_are_drawn_over_what_the_loop_sweeps(tmp_path: Path) -> None:
     assert "min 0.5 (t[2]) · max 1 (t[0]) · 1 iteration without a finite number" in note
 
 
+def test_results_of_a_loop_are_drawn_over_its_items(tmp_path: Path) -> None:
+    """Also those of a stage that was not given the item."""
+
+    @dsl.pipeline(name="loop")
+    def loop(models: list = ["vgg", "vit", "resnet"]):  # noqa: B006 (KFP takes the text of defaults)
+        with dsl.ParallelFor(models) as model:
+            write(x=model)
+            shell_out(script="true")
+
+    compiler.Compiler().compile(loop, str(tmp_path / "pipeline.yaml"))
+    models = ["vgg", "vit", "resnet"]
+    names = [*(f"write[{n}]" for n in range(3)), *(f"shell-out[{n}]" for n in range(3))]
+    play(tmp_path, names, result=lambda n: {"loss": float(n)}, inputs=lambda n: {"x": models[n]} if n < 3 else {})
+    page = graph(tmp_path)
+    figures = page.of("figure", page.of("#figures")[0])
+    assert len(figures) == 2
+    for figure in figures:
+        assert [shown(it) for it in page.of("text.over", figure)] == ["item"]
+        assert [label for _, label in ticks(page, figure)] == models
+    titles = [shown(it) for figure in figures for it in page.of("title", figure)]
+    assert "shell-out[2]: loss 5, item resnet" in titles
+
+
 def test_a_parameter_that_a_stage_also_records_is_not_drawn_as_a_result(tmp_path: Path) -> None:
     rates = ["0.001", "0.1", "10"]
     results = [{"rate": float(rate), "l_r": float(rate), "loss": 1 / float(rate)} for rate in rates]

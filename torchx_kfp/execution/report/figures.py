@@ -30,6 +30,7 @@ _LOG_FROM = 100.0
 _LARGEST = sys.float_info.max
 #: How many values that are not numbers have a label, and how long that is at most.
 _MOST_LABELS, _LABEL = 12, 14
+_NO_ITEMS: Mapping[int, Any] = {}
 
 #: The position of each tick in pixels, and its label.
 Ticks = Sequence[tuple[float, str]]
@@ -131,16 +132,22 @@ def _tick(value: float, step: float) -> str:
 
 
 def draw_results(
-    rows: Sequence[Row], names: Iterable[str], over: str, better: Mapping[str, Callable[[float, float], float]]
+    rows: Sequence[Row],
+    names: Iterable[str],
+    over: str,
+    better: Mapping[str, Callable[[float, float], float]],
+    items: Mapping[int, Any] = _NO_ITEMS,
 ) -> list[Figure]:
-    """Draw each result of the rows: over their numbers, and over each input that varies.
+    """Draw each result of the rows: over their items or numbers, and over each input that varies.
 
     Args:
         rows: the rows, in the order of their numbers.
         names: the results; those with fewer than two numbers, and those that repeat an input, are left out.
         over: what the rows are.
         better: for objectives of a search, which of two values is the better one: a line shows the best so far.
+        items: the items of a loop, by the numbers of its rows, as far as they are known.
     """
+    has_items = all(row.number in items for row in rows)
     figures = []
     for name in names:
         found = [(row, value) for row in rows if (value := _measured(row, name)) is not None]
@@ -155,10 +162,16 @@ def draw_results(
         if name in better:
             best = accumulate((value for _, value in found), better[name])
             line = _stairs([(row.number, value) for (row, _), value in zip(found, best, strict=True)])
-        first = _over(name, over, numbered, note, line, is_count=True)
-        others = [_over(name, it, those, note) for it, those in _swept(found)]
+        swept = list(_swept(found))
+        if has_items:
+            numbered = [(row, items[int(row.number)], value) for row, value in found]
+            swept = [(it, those) for it, those in swept if [x for _, x, _ in those] != [x for _, x, _ in numbered]]
+            first = _over(name, "item", numbered, note)
+        else:
+            first = _over(name, over, numbered, note, line, is_count=True)
+        others = [_over(name, it, those, note) for it, those in swept]
         # If a single input varies, its plot comes first.
-        drawn = [*others, first] if len(others) == 1 and not line else [first, *others]
+        drawn = [*others, first] if len(others) == 1 and not (line or has_items) else [first, *others]
         figures.append(replace(drawn[0], others=drawn[1 : 1 + _MOST_INPUTS]))
     return figures[:_MOST_RESULTS]
 

@@ -74,6 +74,25 @@ def _name_in_pipeline(name: str, place: ScopedTask) -> str:
     return "" if isinstance(source, FromInput) and not source.selector and source.name in carried else shown
 
 
+def loop_items(record: RunRecord) -> dict[str, dict[int, Any]]:
+    """Return the items of loops that are not inside others: by the stages in the loop, and by index.
+
+    An item is known if a stage was given it, and it is a number or text.
+    """
+    by_loop: dict[str, dict[int, Any]] = {}
+    loops: dict[str, str] = {}
+    for stage in record.stages:
+        place = record.places.get(stage.path)
+        if place is None or len(stage.indices) != 1:
+            continue
+        loops[stage.path] = next(around.path for around in place.around if around.task.loop is not None)
+        items = by_loop.setdefault(loops[stage.path], {})
+        for name, value in stage.result.inputs.items():
+            if _origin(place.task.inputs.get(name))[0] == "item" and isinstance(value, str | int | float):
+                items.setdefault(stage.indices[0], value)
+    return {path: by_loop[loop] for path, loop in loops.items()}
+
+
 def _origin(source: Origin | None) -> tuple[str, str]:
     """Return the name that `authoring` derives for this source, and the name to show."""
     if isinstance(source, FromTask):

@@ -12,7 +12,7 @@ from torchx_kfp.execution.report.figures import Figure, draw_curves, draw_front,
 from torchx_kfp.execution.report.formats import text
 from torchx_kfp.execution.report.graph import summary
 from torchx_kfp.execution.report.links import Links
-from torchx_kfp.execution.report.model import Hyperlink, Row, Tracked, inputs_of
+from torchx_kfp.execution.report.model import Hyperlink, Row, Tracked, inputs_of, loop_items
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
@@ -48,13 +48,13 @@ class Table:
 
 def task_tables(record: RunRecord, links: Links, tracked: Tracked, drawn: Iterable[str]) -> list[Table]:
     """Return a table for each task, in the pipeline's order. The rows of these run ids are drawn elsewhere."""
-    lineage = _lineage(record, links)
+    lineage, items = _lineage(record, links), loop_items(record)
     drawn = set(drawn)
     tables = []
     for path, stages in record.tasks.items():
         rows = [_row(record, stage, number, links, lineage.get(stage.name, {})) for number, stage in enumerate(stages)]
         figured = [row for row in rows if row.stage and row.stage.result.execution_id not in drawn]
-        tables.append(_table(path, links.section(path), rows, figured, tracked))
+        tables.append(_table(path, links.section(path), rows, figured, tracked, items.get(path, {})))
     return tables
 
 
@@ -69,7 +69,14 @@ def limited(columns: Columns) -> tuple[Columns, list[str]]:
     return columns[:_MOST_COLUMNS], [name for _, name in columns[_MOST_COLUMNS:]]
 
 
-def _table(path: str, anchor: str, rows: Sequence[Row], figured: Sequence[Row], tracked: Tracked) -> Table:
+def _table(
+    path: str,
+    anchor: str,
+    rows: Sequence[Row],
+    figured: Sequence[Row],
+    tracked: Tracked,
+    items: Mapping[int, Any],
+) -> Table:
     state, note = summary(row.stage for row in rows if row.stage)
     curves = curves_of(figured, path, tracked)
     if not (rows[0].stage and rows[0].stage.indices):
@@ -78,7 +85,7 @@ def _table(path: str, anchor: str, rows: Sequence[Row], figured: Sequence[Row], 
     names = {kind: _names(getattr(row, kind) for row in ran) for kind in ("inputs", "results", "outputs")}
     varies = [name for name in names["inputs"] if len({text(row.inputs.get(name)) for row in ran}) > 1]
     columns, hidden = limited([(kind, name) for kind, those in {**names, "inputs": varies}.items() for name in those])
-    results = draw_results(figured, names["results"], "iteration", {})
+    results = draw_results(figured, names["results"], "iteration", {}, items)
     constant = {name: ran[0].inputs.get(name) for name in names["inputs"] if name not in varies}
     return Table(path, anchor, state, note, rows, True, columns, hidden, constant, [*results, *curves])
 
