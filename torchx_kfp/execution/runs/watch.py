@@ -192,7 +192,7 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
 def _values(stage: str, what: str, values: Mapping[str, Any]) -> list[str]:
     # JSON escapes line breaks, so that each value stays in one line.
     shorter = {
-        name: shown(value) if isinstance(value, str) else json.dumps(value, default=str)[:_LONGEST]
+        name: shown(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)[:_LONGEST]
         for name, value in values.items()
     }
     return [f"{stage}   {what} {name} = {value}" for name, value in shorter.items()]

@@ -36,6 +36,8 @@ _KINDS = {
     "metadata": 4,
     "cached": 5,
 }
+#: The most characters of a value in a table, also in a pipe; JSON has all.
+_LONGEST = 60
 #: What is known of a run: the stage, the kind, the name, and the value.
 _Fact = tuple[str, str, str, Any]
 
@@ -212,7 +214,7 @@ def show_values(values: Sequence[Any]) -> str:
     if not values:
         return ""
     if len(values) == 1:
-        return show_value(values[0])
+        return show_value(values[0], most=_LONGEST)
     if all(map(is_number, values)):
         ordered = sorted(value for value in values if value == value)  # but NaN; an int may be too large for isnan
         nan = len(values) - len(ordered)
@@ -221,7 +223,7 @@ def show_values(values: Sequence[Any]) -> str:
     different: list[Any] = []
     different += (value for value in values if value not in different)
     return (
-        f"{show_value(different[0])} ({len(values)})"
+        f"{show_value(different[0], most=_LONGEST)} ({len(values)})"
         if len(different) == 1
         else f"{len(different)} values ({len(values)})"
     )

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import click
 
-from torchx_kfp.common.text import clean, counted, escape_json, printable, size_text, without_passwords
+from torchx_kfp.common.text import clean, counted, escape_json, printable, shorten, size_text, without_passwords
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.recorder import StoredFiles
 
@@ -55,13 +55,23 @@ def styled(text: str, **style: Any) -> str:
 def print_json(value: Any) -> None:
     """Print the value as JSON on stdout; numbers that JSON lacks become text such as ``"NaN"``."""
     try:
-        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        text = escape_json(json.dumps(json_ready(value), indent=2, ensure_ascii=not is_utf8, allow_nan=False))
+        text = json_text(value, indent=2)
     except RecursionError:
         raise CorruptResultError(
             "A record is nested too deeply to be written as JSON: something else wrote it. Print a table."
         ) from None
     print_text(text)
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return the value as JSON for stdout: text as it is, as far as the encoding has it and it is safe to show."""
+    is_ascii = not is_utf8(sys.stdout)
+    return escape_json(json.dumps(json_ready(value), indent=indent, ensure_ascii=is_ascii, allow_nan=False))
+
+
+def is_utf8(stream: TextIO) -> bool:
+    """Return whether the stream can encode all text."""
+    return (stream.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -127,9 +137,9 @@ def this_call() -> tuple[str, ...]:
     return words
 
 
-def show_results(results: Mapping[str, Any]) -> str:
-    """Format results in one line: ``accuracy=0.93 model_uri=...``."""
-    return "  ".join(f"{printable(name)}={show_value(value)}" for name, value in results.items())
+def show_results(results: Mapping[str, Any], *, most: int | None = None) -> str:
+    """Format results in one line: ``accuracy=0.93 model_uri=...``; ``most`` is that of ``show_value``."""
+    return "  ".join(f"{printable(name)}={show_value(value, most=most)}" for name, value in results.items())
 
 
 def without_run(text: str, run: str | None) -> str:
@@ -144,8 +154,13 @@ def show_stored(stored: StoredFiles | None) -> str:
     return size_text(stored.size) + ("" if stored.count is None else f" in {counted(stored.count, 'file')}")
 
 
-def show_value(value: Any) -> str:
-    """Format a value briefly, in one line."""
+def show_value(value: Any, *, most: int | None = None) -> str:
+    """Format a value briefly, in one line; of more than ``most`` characters, only both ends."""
+    text = _in_a_line(value)
+    return text if most is None else shorten(text, most, keep="ends")
+
+
+def _in_a_line(value: Any) -> str:
     if isinstance(value, float):
         # Six significant digits read well; JSON and CSV have all digits.
         text = f"{value:.6g}"

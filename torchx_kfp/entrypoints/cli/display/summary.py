@@ -31,8 +31,8 @@ from torchx_kfp.execution.runs.watch import ending_signals
 
 #: On a terminal, up to this many iterations that ended alike have a row each.
 _ROWS = 10
-#: How many characters of an error are shown.
-_LONGEST = 200
+#: On a terminal, a result has at most this many characters: long URLs would make a run higher than the terminal.
+_LONGEST = 40
 
 
 class _DetachedError(BaseException):
@@ -251,7 +251,7 @@ def print_stages(stages: Sequence[StageResult]) -> None:
     rows = []
     for group in groups.values():
         first, ran = group[0], [stage for stage in group if stage.attempts]
-        results = show_results(first.measures)
+        results = show_results(first.measures, most=_LONGEST if sys.stdout.isatty() else None)
         if not results and first.reason and not first.attempts:
             # The column before it has the first part of "was skipped: its condition is false"; that of a pod that
             # cannot start begins with Kubernetes' word for it.

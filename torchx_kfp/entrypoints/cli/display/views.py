@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from rich.text import Text
 from torchx_kfp.common.text import clean
 from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.entrypoints.cli.display.frame import OutputTails, frame
-from torchx_kfp.entrypoints.cli.display.printing import for_stderr, is_capable, json_ready, wants_colors
+from torchx_kfp.entrypoints.cli.display.printing import for_stderr, is_capable, is_utf8, json_text, wants_colors
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished, RunStarted, StageFinished, encode
@@ -36,10 +35,9 @@ def view_of(run: RunState, options: ViewOptions) -> View:
         options: ``quiet`` shows nothing; ``verbose`` prints lines instead of a picture, with the inputs and outputs of
             stages; ``as_json`` prints events as JSON, besides the view.
     """
-    is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
     if options.quiet:
         return View(run, options)
-    if not (options.verbose or options.as_json) and is_capable(sys.stderr) and is_utf8:
+    if not (options.verbose or options.as_json) and is_capable(sys.stderr) and is_utf8(sys.stderr):
         return LiveView(run, Terminal(sys.stderr), colors=wants_colors())
     return LineView(run, options)
 
@@ -71,7 +69,7 @@ class View(Watch):
             # KFP does not say the UID of a pod: the id of an execution without results is not known.
             is_known = bool(Execution.parse(event.result.execution_id or "").incarnation)
             content["execution_id"] = event.result.execution_id if is_known or event.result.results else None
-        self._stdout.write_lines([json.dumps(json_ready(content), allow_nan=False)])
+        self._stdout.write_lines([json_text(content)])
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
