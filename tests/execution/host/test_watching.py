@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from tests.execution.host import answers_of_kfp
@@ -21,6 +22,7 @@ from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
 from tests.fake_kfp.made import MadeRun
 from tests.programs import Program
+from tests.s3 import S3Server
 
 
 @pytest.fixture
@@ -224,6 +226,29 @@ def answer(request: Request, name: str, **more: Any) -> Reply:
     if "v1beta1" in request.path:
         return Reply(answers_of_kfp.manifest(name))
     return Reply({"runs": [run]} if request.path.partition("?")[0].endswith("/runs") else run)
+
+
+def test_an_artifact_of_a_component_of_kfp_is_copied_from_its_store(program: Program, s3_server: S3Server) -> None:
+    del s3_server  # it is in the environment
+    store = fsspec.filesystem("s3")
+    store.mkdir("results")  # of other stages of the run
+    with scripted(lambda request: answer(request, "imported")) as server:
+        run_id = answers_of_kfp.last("imported")["run_id"]
+        found = program("get", run_id, "--list", "--json", "--host", server.url)
+        assert found.returncode == 0, found.stderr
+        [listed] = json.loads(found.stdout)
+        assert (listed["stage"], listed["name"], listed["type"]) == ("use-2", "out", "system.Dataset")
+        bucket, key = listed["path"].removeprefix("minio://").split("/", 1)
+        lost = program("get", f"{run_id}/use-2/out", "--host", server.url)
+        assert (lost.returncode, "Traceback" in lost.stderr) == (2, False)
+        assert f"use-2/out cannot be copied from minio://{bucket}/" in lost.stderr
+        store.mkdir(bucket)
+        store.pipe(f"{bucket}/{key}", b"rows")
+        done = program("get", f"{run_id}/use-2/out", "copies", "--host", server.url)
+        assert done.returncode == 0, done.stderr
+        assert Path(program.folder, done.stdout.strip()).read_bytes() == b"rows"
+        shown = json.loads(program("show", f"{run_id}/use-2", "--json", "--host", server.url).stdout)
+        assert shown["artifacts"]["out"]["path"] == listed["path"]
 
 
 def of_no_program(request: Request) -> Reply:

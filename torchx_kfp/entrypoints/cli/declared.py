@@ -17,7 +17,7 @@ from torchx_kfp.common.safe_files import UnfitFileError, copy_content, is_below,
 from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError
-from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
+from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in, is_object_store
 from torchx_kfp.execution.runs.history import run_with
 from torchx_kfp.execution.runs.record import RunRecord, untracked
 from torchx_kfp.execution.runs.result import StageResult
@@ -46,15 +46,6 @@ def untracked_stages(record: RunRecord, part: str = "") -> list[str]:
     ]
 
 
-def verify_here(record: RunRecord) -> None:
-    """Raise ArgumentError if a run is on a host, which does not say where the artifacts of its stages are."""
-    if record.folder is None:
-        raise ArgumentError(
-            f"Stages of the run {record.run_id} that have no tracker base leave their artifacts with KFP: see the "
-            f"run's page, {record.link}. Here, torchx-kfp reads those of runs on this machine."
-        )
-
-
 def artifacts_of(result: StageResult) -> Iterator[tuple[str, Artifact]]:
     """Yield the artifacts that a stage has declared to KFP, with their names."""
     for output, value in sorted(result.artifacts.items()):
@@ -66,7 +57,7 @@ def find_artifacts(record: RunRecord, wanted: str) -> dict[str, Artifact]:
     """Return the artifacts that ``STAGE/NAME`` means, of stages that record nothing, by their full names.
 
     Raises:
-        ArgumentError: it means an output that is a value, or the run is on a host.
+        ArgumentError: it means an output that is a value.
     """
     stage, _, name = wanted.rpartition("/")
     found: dict[str, Artifact] = {}
@@ -75,7 +66,6 @@ def find_artifacts(record: RunRecord, wanted: str) -> dict[str, Artifact]:
         if name in result.outputs:
             there = f"{record.run_id}/{each}"
             raise ArgumentError(f"The output {name!r} of {each!r} is a value: `torchx-kfp show {there}` shows it.")
-        verify_here(record)
         found |= {f"{each}/{name}": artifact for own, artifact in artifacts_of(result) if own == name}
     return found
 
@@ -129,25 +119,36 @@ def copy_artifact(record: RunRecord, name: str, artifact: Artifact, folder: str,
     """Copy the file or folder of an artifact into a folder, unless it is there, and return its path there.
 
     Raises:
-        ArgumentError: it is not below the folders of runs, or is gone; or something else has its name.
+        ArgumentError: it is not below the folders of runs or in an object store, or is gone; or something else has its
+            name.
         OSError: it cannot be read, or written.
     """
-    assert record.folder is not None
-    path, run = artifact.path, None
-    if artifact.is_here and not artifact.location:
+    path, run = artifact.path, ""
+    if record.folder is not None and artifact.is_here and not artifact.location:
         # A path of somebody else's may have any characters, and its links may go round.
         with contextlib.suppress(OSError, ValueError, RuntimeError):
-            run = run_with(Path(path), record.folder.parent)
-    if run is None:
-        where = artifact.location or artifact.path
-        raise ArgumentError(f"{name} is not in the folder of a run, and is not copied. It is at {where!r}.")
-    if not os.path.exists(path):
+            run = str(run_with(Path(path), record.folder.parent) or "")
+    if not run and not is_object_store(path):
+        where = artifact.location or path
+        raise ArgumentError(
+            f"{name} is neither in the folder of a run nor in an object store, and is not copied. It is at {where!r}."
+        )
+    if run and not os.path.exists(path):
         raise ArgumentError(f"{name} was not written, or was removed: there is no file {path!r}.")
     os.makedirs(folder, exist_ok=True)
     target = os.path.join(folder, os.path.basename(os.path.normpath(path)))
     with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
         copy = os.path.join(temporary, "copy")
-        _copy(path, copy, str(run))
+        if run:
+            _copy(path, copy, run)
+        else:
+            from torchx_kfp.execution.local.transfer import fetch, lacking_variables
+
+            try:
+                fetch(path, copy)
+            except Exception as error:  # each file system has its own errors
+                why = f"{type(error).__name__}: {error}{lacking_variables(path)}"
+                raise ArgumentError(f"{name} cannot be copied from {path}: {why}.") from None
         if os.path.lexists(target):
             if _is_same(copy, target):
                 return target

@@ -67,16 +67,23 @@ class PodSpec:
         for name, value in as_object(given.get("parameterValues")).items():
             parameter = component.inputs.get(name)
             values[name] = convert(value, parameter.type if parameter is not None else "")
-        for name, made in as_object(given.get("artifacts")).items():
-            if name not in component.artifact_inputs:
-                continue  # names become parts of paths
-            listed = as_object(made).get("artifacts")
-            declared = component.artifact_inputs[name]
-            artifacts = [
-                _artifact(name, as_object(item), declared) for item in (listed if isinstance(listed, list) else ())
-            ]
-            values[name] = artifacts[0] if len(artifacts) == 1 else ArtifactList(artifacts)
-        return values
+        return {**values, **_artifacts(given, component.artifact_inputs)}
+
+    def made(self, component: Component) -> dict[str, Artifact | ArtifactList]:
+        """Return the artifacts that the stage makes, at the places that KFP's driver has given them."""
+        return _artifacts(as_object(self.executor_input.get("outputs")), component.artifact_outputs)
+
+
+def _artifacts(given: Mapping[str, Any], declared: Mapping[str, ArtifactType]) -> dict[str, Artifact | ArtifactList]:
+    """Return the artifacts among inputs or outputs, as far as the component has them: names become parts of paths."""
+    found: dict[str, Artifact | ArtifactList] = {}
+    for name, value in as_object(given.get("artifacts")).items():
+        if name in declared:
+            listed = as_object(value).get("artifacts")
+            items = map(as_object, listed if isinstance(listed, list) else ())
+            artifacts = [_artifact(name, item, declared[name]) for item in items]
+            found[name] = artifacts[0] if len(artifacts) == 1 else ArtifactList(artifacts)
+    return found
 
 
 def _artifact(name: str, message: Mapping[str, Any], declared: ArtifactType) -> Artifact:

@@ -32,6 +32,7 @@ from torchx_kfp.execution.host.pod_spec import PodSpec
 from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.host.states import run_state, seconds
+from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import outline, without_indices
 from torchx_kfp.execution.report.readable import ReadableRun
@@ -377,7 +378,7 @@ class HostRun(ReadableRun):
         if facts == self._facts:
             return []
         snapshot = Snapshot.of(run, self._pipeline, self._nodes, self.link, self._snapshot)
-        events = self._completed([step.event for step in snapshot.steps])
+        events = self._completed([step.event for step in snapshot.steps], snapshot.patches)
         # A signal that came before this lets the next answer tell all of it.
         self._facts, self._snapshot = facts, snapshot
         for event in events:
@@ -424,11 +425,13 @@ class HostRun(ReadableRun):
         end = len(self._events) - isinstance(self._events[-1], RunFinished)
         self._events[end:end] = again
 
-    def _completed(self, events: list[Event]) -> list[Event]:
-        """Return the events with what other answers say: log files, results, and why stages have failed."""
+    def _completed(self, events: list[Event], patches: Mapping[str, str]) -> list[Event]:
+        """Return the events with what other answers say: log files, results, artifacts, and why stages have failed."""
         events = [self._with_log(event) if isinstance(event, StageStarted) else event for event in events]
         found = self._results_of(event.result for event in events if isinstance(event, StageFinished))
-        return [self._with_results(event, found) if isinstance(event, StageFinished) else event for event in events]
+        return [
+            self._with_results(event, found, patches) if isinstance(event, StageFinished) else event for event in events
+        ]
 
     def _with_log(self, event: StageStarted) -> StageStarted:
         if event.pod_name:
@@ -438,15 +441,26 @@ class HostRun(ReadableRun):
         self._started.setdefault(event.name, []).append(event)
         return event
 
-    def _with_results(self, event: StageFinished, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> StageFinished:
+    def _with_results(
+        self, event: StageFinished, found: Mapping[str, tuple[str, Mapping[str, Any]]], patches: Mapping[str, str]
+    ) -> StageFinished:
         result = event.result
         if not result.pod_name:
             return event
         run_id, results = found.get(result.execution_id or "", (result.execution_id, result.results))
         started = self._started.get(result.name)
         log = started[-1].log_file if started else None
-        result = dataclasses.replace(result, log_file=log, execution_id=run_id, results=results)
+        artifacts = self._made_by(result, patches.get(result.name, ""))
+        result = dataclasses.replace(result, log_file=log, execution_id=run_id, results=results, artifacts=artifacts)
         return dataclasses.replace(event, result=self._explained(result))
+
+    def _made_by(self, result: StageResult, patch: str) -> Mapping[str, Artifact | list[Artifact]]:
+        """Return the artifacts of a stage that has succeeded."""
+        component = self._pipeline.places[without_indices(result.name)].component if self._pipeline else None
+        if component is not None and component.artifact_outputs and result.state is State.SUCCEEDED:
+            with contextlib.suppress(ValueError):  # of another version of KFP
+                return PodSpec.parse(patch).made(component)
+        return {}
 
     def _explained(self, result: StageResult) -> StageResult:
         """Return a result with what only the log says: the application's own exit code, or why it has not run."""

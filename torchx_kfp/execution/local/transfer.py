@@ -92,7 +92,7 @@ def copy_here(url: str, path: str, sources: Collection[str]) -> None:
     temporary = os.path.join(os.path.dirname(path), temporary_name())
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        _fetch(url, temporary)
+        fetch(url, temporary)
         try:
             os.rename(temporary, path)
         except OSError as error:
@@ -102,7 +102,7 @@ def copy_here(url: str, path: str, sources: Collection[str]) -> None:
     except Exception as error:  # each file system has its own errors
         text = f"{type(error).__name__}: {error}"
         raise AttemptError(
-            f"takes the file of an artifact that cannot be copied here from {url}: {text}{_not_set(url)}"
+            f"takes the file of an artifact that cannot be copied here from {url}: {text}{lacking_variables(url)}"
         ) from None
     finally:
         if os.path.isdir(temporary):
@@ -130,8 +130,8 @@ def verify_source(url: str, sources: Collection[str]) -> None:
     raise AttemptError(f"takes the file of an artifact that is not copied here from {url}: {why}")
 
 
-def _not_set(url: str) -> str:
-    """Name the variables for an object store that are not set."""
+def lacking_variables(url: str) -> str:
+    """Return the variables for an object store that are not set here, in parentheses after a space."""
     if url.partition("://")[0] not in ("s3", "minio"):
         return ""
     names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
@@ -141,7 +141,7 @@ def _not_set(url: str) -> str:
     return f" (not set here: {joined(lacking)})" if lacking else ""
 
 
-def _fetch(url: str, path: str) -> None:
+def fetch(url: str, path: str) -> None:
     """Copy a file or folder, if it is there."""
     import fsspec
 

@@ -18,7 +18,6 @@ from torchx_kfp.entrypoints.cli.declared import (
     is_untracked,
     no_artifact,
     untracked_stages,
-    verify_here,
 )
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, show_stored
 from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
@@ -56,8 +55,8 @@ def get_command(
     Its SHA-256 is checked. What is there already with the same content stays. --list shows the artifacts of RUN, or of
     one of its stages: their sizes, and where they are. Those without a size are registered, but not stored.
 
-    Stages without a tracker base have the artifacts that they declare to KFP: they are copied from the folder of a run
-    on this machine.
+    Stages without a tracker base have the artifacts that they declare to KFP: they are copied from the run's folder on
+    this machine, or from KFP's object store. For minio://, set AWS_ENDPOINT_URL and the credentials.
 
     \b
     torchx-kfp get latest --list
@@ -81,7 +80,7 @@ def get_command(
             _copy(record, part, found, folder or os.curdir, overwrite=overwrite)
             return
         located = lookup.recorded(source, part)
-        if not part and record.folder is not None:
+        if not part:
             others = _declared(record, "")
     if only_lists:
         name, rows = _recorded(located)
@@ -92,7 +91,6 @@ def get_command(
 
 def _declared(record: RunRecord, part: str) -> list[dict[str, Any]]:
     """Return rows about the artifacts of stages without a tracker base: all, or those that a part of the run means."""
-    verify_here(record)
     stages = untracked_stages(record, part)
     if part and not stages:
         raise no_stage(record, part)
@@ -134,7 +132,6 @@ def _list(run: str, name: str, rows: Sequence[dict[str, Any]], *, as_json: bool)
 def _copy(record: RunRecord, wanted: str, found: dict[str, DeclaredArtifact], folder: str, *, overwrite: bool) -> None:
     """Copy the artifact of a stage without a tracker base."""
     if not found:
-        verify_here(record)
         raise no_artifact(record, wanted)
     if len(found) > 1:
         raise ArgumentError(f"{wanted!r} means {len(found)} artifacts: {listed(found)}. Name one of them.")
