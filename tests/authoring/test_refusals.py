@@ -33,7 +33,7 @@ from torchx_kfp.errors import AppDefError, UnknownNameError
 
 pytestmark = pytest.mark.versions
 
-Job, JobSet, Volcano = engines.Job, engines.JobSet, engines.Volcano
+Job, JobSet = engines.Job, engines.JobSet
 
 
 def app(**fields: Any) -> Callable[[], object]:
@@ -137,7 +137,7 @@ FIELDS: list[Row] = [
     (lambda: component_from_app(AppDef("train")), "'train'", "no roles", "AppDef(name=..., roles=[Role(...)])"),
     (
         lambda: component_from_app(apps(Role("a", "i", entrypoint="e"), Role("b", "i", entrypoint="e"))),
-        *("'train'", "2 roles ('a', 'b')", "engine='jobset'", "JobSet controller", "engine='volcano'"),
+        *("'train'", "2 roles ('a', 'b')", "engine='jobset'", "JobSet controller"),
     ),
     (app(num_replicas=4), "num_replicas=4", "engine='job' needs nothing", "engine='jobset'", "'trainer'"),
     (app(num_replicas=0), "num_replicas=0"),
@@ -538,7 +538,6 @@ VALUES: list[Row] = [
     (lambda: engines.Job(ttl="900"), "ttl='900'"),
     (lambda: engines.Job(ttl=900.5), "ttl=900.5"),
     (lambda: engines.Job(queue=5), "queue=5", "name"),
-    (lambda: engines.Volcano(min_available=1.5), "min_available=1.5"),
 ]
 REFUSED: dict[type[Exception], list[Row]] = {
     AppDefError: [

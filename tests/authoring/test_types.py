@@ -56,8 +56,8 @@ def pipeline(tracker_base: str, uri: str, run_id: str, rates: List[float]) -> No
     stages.publish(run_id, image="i", inline=False)
     artifact_from_uri(uri, dsl.Model, metadata={"n": 1})
     artifact_from_uri(first.outputs["model"])
-    stages.task(APP, engine="volcano", replicas=first.outputs["nodes"])
-    stages.task(APP, engine=engines.Volcano(min_available=2), replicas={"train": first.outputs["nodes"], "ps": 1})
+    stages.task(APP, engine="jobset", replicas=first.outputs["nodes"])
+    stages.task(APP, engine=engines.JobSet(succeeds_with=["train"]), replicas={"ps": first.outputs["nodes"]})
     stages.component(APP, engine=engines.Job(), inline=False)
     component_from_app(APP, reads=["first"])(tracker_base=tracker_base, first=run_id)
 

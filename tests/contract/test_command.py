@@ -37,8 +37,7 @@ OUTPUTS = Outputs(
     {"model": ("model", False), "report_1": ("report/1", True)},
 )
 SPECIFICATION = LauncherSpec(
-    **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "index", "host", "config"), "text"),
-    **{key: ["A"] for key in ("state", "succeeded", "failed")},
+    **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "succeeded", "host", "config"), "text"),
     object={"spec": {"containers": [{"name": "a", "image": "$(image)"}]}, "name": {"@": "name"}},
     roles=[RoleSpec(name="a", most=3, fewest=2, env=[["B", None], ["C", [0, None]]], command=[[0], [None]])],
     retries=2,

@@ -37,7 +37,7 @@ CONTROLLERS = (
     "root-ca-certificate-publisher-controller", "resourcequota-controller", "endpoints-controller",
     "endpointslice-controller", "ttl-after-finished-controller", "pod-garbage-collector-controller",
 )  # fmt: skip
-#: The definitions of JobSet 0.12 and Volcano 1.16, without descriptions.
+#: The definitions of JobSet 0.12, without descriptions.
 CRDS = Path(__file__).parent / "crds"
 #: Seconds until all answers, on a busy machine.
 PATIENCE = 120
@@ -258,7 +258,7 @@ def _start_programs(processes: Processes, data: Path) -> str:
 
 
 def _install(processes: Processes, api: Api) -> None:
-    """Add the kinds of JobSet and Volcano."""
+    """Add the kinds of JobSet."""
     for file in sorted(CRDS.iterdir()):
         definition = api.create(json.loads(file.read_text()))
         spec = definition["spec"]

@@ -71,7 +71,7 @@ _CONTAINERS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "mounts": ((list, tuple), "a list of mounts"),
     "metadata": (Mapping, "a dict"),
 }
-_ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller, engine='volcano' needs Volcano"
+_ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller"
 _ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
 _WHERE = "Give it to task_from_app, or torchx run: -cfg engine="
 

@@ -1,4 +1,4 @@
-"""Engines that run the replicas of a distributed stage on the cluster: ``Job``, ``JobSet`` and ``Volcano``.
+"""Engines that run the replicas of a distributed stage on the cluster: ``Job`` and ``JobSet``.
 
 A stage with several replicas or roles is more than the one pod of a KFP task. With ``engine=``, the stage's pod is a
 launcher (``torchx_kfp.contract.carried.launcher``), which creates one object of the engine, follows it, and deletes
@@ -24,19 +24,15 @@ from torchx_kfp.errors import AppDefError
 if TYPE_CHECKING:  # `torchx_kfp.engines` is imported without TorchX
     from torchx import specs
 
-__all__ = ["ENGINES", "Engine", "Job", "JobSet", "Volcano", "parse_engine"]
+__all__ = ["ENGINES", "Engine", "Job", "JobSet", "parse_engine"]
 
 #: A JSON object for the launcher's ``fill``.
 Manifest = dict[str, Any]
 Logs = Literal["all", "first", "none"]
 
 _LOGS = ("all", "first", "none")
-#: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
-_INDEX = "batch.kubernetes.io/job-completion-index"
-#: How Jobs treat `min_replicas`.
-_ONE_BY_ONE = "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once"
-#: The events of a replica that the others should not wait for. Volcano calls a deleted pod evicted.
-_LOST = ("PodEvicted", "PodFailed")
+#: The label of an object that names its queue.
+_QUEUE = "kueue.x-k8s.io/queue-name"
 #: The lowest ``ttl``: an object that has vanished before the launcher has seen its success would be made again. The
 #: launcher waits for the API server for 10 minutes.
 _SHORTEST_TTL = 900
@@ -50,7 +46,7 @@ class Engine(ABC):
     """The options that all engines have.
 
     Attributes:
-        queue: the queue that admits the object: a LocalQueue of Kueue (``Job`` and ``JobSet``), or Volcano's queue.
+        queue: the LocalQueue of Kueue that admits the object.
         priority_class: the PriorityClass of the replicas.
         service_account: the service account of the replicas. The default is the one with which the stage runs.
         launcher_image: the image of the launcher. It needs python3 (3.8 or newer); with results or artifacts, also
@@ -67,14 +63,10 @@ class Engine(ABC):
     OBJECT: ClassVar[tuple[str, str, str]]
     #: The API groups and resources of what the object owns.
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = ()
-    #: Where the object tells its state, and the final ones: success and failures.
-    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]]
-    #: The annotation of pods with the index of a replica.
-    INDEX: ClassVar[str]
+    #: The condition of an object that has succeeded. A failed one has ``Failed``.
+    SUCCEEDED: ClassVar[str]
     #: The host of replica 0 of the first role, as a format.
     HOST: ClassVar[str]
-    #: The label of the object that names its queue; None if its spec does.
-    QUEUE: ClassVar[str | None] = "kueue.x-k8s.io/queue-name"
     #: Whether KFP's stock service account has the rights that the launcher needs.
     STOCK_RIGHTS: ClassVar[bool] = False
     #: How the engine treats fields, by the classes of TorchX that have them, where that differs from engine to engine.
@@ -113,32 +105,28 @@ class Engine(ABC):
         Raises:
             AppDefError: the engine cannot run these roles.
         """
-        success, restarts = self._success(roles), _restarts_together(self, roles)
-        spec, more = self._spec(roles, pods, success, restarts)
-        (version, kind, resource), (path, succeeded, failed) = self.OBJECT, self.STATE
-        own = _metadata({self.QUEUE: self.queue} if self.QUEUE else {})
+        success, retries = self._success(roles), _retries(self, roles)
+        spec, more = self._spec(roles, pods, success)
+        version, kind, resource = self.OBJECT
+        own = _metadata({_QUEUE: self.queue})
         return {
             "api": f"apis/{version}",
             "plural": resource,
             "object": {"apiVersion": version, "kind": kind, "metadata": own, "spec": spec},
-            "state": path,
-            "succeeded": [succeeded],
-            "failed": failed,
-            "index": self.INDEX,
+            "succeeded": self.SUCCEEDED,
             "host": self.HOST % {"name": "%(name)s", "role": next(iter(roles))},
-            "restarts": restarts,
+            "retries": retries,
             "success": success,
             **more,
         }
 
     @abstractmethod
     def _spec(
-        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str]
     ) -> tuple[Manifest, Mapping[str, Any]]:
         """Return the spec of the object, and what else differs in the ``LauncherSpec``.
 
-        ``success`` are the names of the roles whose success is the stage's, ``restarts`` is how often all replicas
-        start again.
+        ``success`` has the names of the roles whose success is the stage's.
         """
 
     def _success(self, roles: Mapping[str, specs.Role]) -> list[str]:
@@ -165,8 +153,8 @@ def restarts_alone(role: specs.Role) -> int:
     return int(role.max_retries) if role.retry_policy == "REPLICA" else 0
 
 
-def _restarts_together(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
-    """Return how often the engine starts all replicas of all roles again."""
+def _retries(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
+    """Return how often the launcher makes another object after a failed one."""
     counts = {role.name: int(role.max_retries) - restarts_alone(role) for role in roles.values()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
@@ -211,27 +199,25 @@ class Job(Engine):
     NAME: ClassVar[str] = "job"
     NEEDS: ClassVar[str] = "Kubernetes 1.24 or newer"
     OBJECT: ClassVar[tuple[str, str, str]] = ("batch/v1", "Job", "jobs")
-    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (["status", "conditions"], "Complete", ["Failed"])
-    INDEX: ClassVar[str] = _INDEX
+    SUCCEEDED: ClassVar[str] = "Complete"
     HOST: ClassVar[str] = "%(name)s-0.%(name)s"
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = (("", "services"),)
     STOCK_RIGHTS: ClassVar[bool] = True
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "AppDef": {"roles": "rejected unless it is one: the pods of a Job are of one kind"},
         "Role": {
-            "min_replicas": _ONE_BY_ONE,
             "max_retries": "mapped: the stage makes the Job again; with REPLICA, the Job's backoffLimit",
         },
     }
 
     def _spec(
-        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str]
     ) -> tuple[Manifest, Mapping[str, Any]]:
         if len(roles) > 1:
             names = ", ".join(repr(role.name) for role in roles.values())
             raise AppDefError(
-                f"engine='job' runs one role, but the AppDef has {len(roles)} ({names}). Use engine='jobset' or "
-                "engine='volcano', which run several."
+                f"engine='job' runs one role, but the AppDef has {len(roles)} ({names}). Use engine='jobset', which "
+                "runs several."
             )
         (role,), (pod,) = roles.values(), pods
         template = {**pod, "spec": {**pod["spec"], "subdomain": marker("name")}}
@@ -246,8 +232,7 @@ class Job(Engine):
             },
         }
         spec = {**_indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl}
-        # Kubernetes does not start all of a Job again: the launcher does.
-        return spec, {"companions": [("api/v1", "services", service)], "restarts": 0, "retries": restarts or None}
+        return spec, {"companions": [("api/v1", "services", service)]}
 
 
 @dataclass(frozen=True)
@@ -266,13 +251,11 @@ class JobSet(Engine):
     NAME: ClassVar[str] = "jobset"
     NEEDS: ClassVar[str] = "the JobSet controller (Kubeflow Trainer brings it)"
     OBJECT: ClassVar[tuple[str, str, str]] = ("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
-    #: JobSets of all versions have these; `terminalState` came later.
-    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (["status", "conditions"], "Completed", ["Failed"])
-    INDEX: ClassVar[str] = _INDEX
+    #: JobSets of all versions have this condition; `terminalState` came later.
+    SUCCEEDED: ClassVar[str] = "Completed"
     HOST: ClassVar[str] = "%(name)s-%(role)s-0-0.%(name)s"
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "Role": {
-            "min_replicas": _ONE_BY_ONE,
             "max_retries": "mapped: another JobSet; with REPLICA, the Jobs' backoffLimit",
         },
     }
@@ -280,7 +263,7 @@ class JobSet(Engine):
     succeeds_with: Sequence[str] = ()
 
     def _spec(
-        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str]
     ) -> tuple[Manifest, Mapping[str, Any]]:
         jobs = [
             {"name": name, "replicas": 1, "template": {"spec": _indexed_job(role, position, pods[position])}}
@@ -293,100 +276,11 @@ class JobSet(Engine):
         }
         if len(success) < len(roles):
             spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": success}
-        return spec, {"restarts": 0, "retries": restarts or None}
-
-
-@dataclass(frozen=True)
-class Volcano(Engine):
-    """A Job of Volcano, with one task for each role. ``queue`` is a queue of Volcano.
-
-    Attributes:
-        min_available: the number of replicas with which the stage may start. The default is that of all roles
-            (``min_replicas`` where a role has it, else all).
-        succeeds_with: the role whose success is the stage's: the others, such as a parameter server that never ends,
-            are ended then. The default is all.
-
-    With ``RetryPolicy.APPLICATION``, a failed replica makes Volcano start all of them again, up to ``max_retries``
-    times. ``RetryPolicy.REPLICA`` is rejected, because Volcano does not count restarts of single replicas.
-    """
-
-    NAME: ClassVar[str] = "volcano"
-    NEEDS: ClassVar[str] = "Volcano"
-    OBJECT: ClassVar[tuple[str, str, str]] = ("batch.volcano.sh/v1alpha1", "Job", "jobs")
-    STATE: ClassVar[tuple[Sequence[str], str, Sequence[str]]] = (
-        ["status", "state", "phase"],
-        "Completed",
-        ["Failed", "Aborted", "Terminated"],
-    )
-    INDEX: ClassVar[str] = "volcano.sh/task-index"
-    HOST: ClassVar[str] = "%(name)s-%(role)s-0.%(name)s"
-    QUEUE: ClassVar[str | None] = None
-    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "Role": {
-            "min_replicas": "mapped: minAvailable",
-            "max_retries": "mapped: maxRetry",
-            "retry_policy": "rejected if it is REPLICA and there are retries: Volcano does not count those of single "
-            "replicas. Every other policy starts all replicas again",
-        },
-    }
-
-    min_available: int | None = None
-    succeeds_with: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        least = self.min_available
-        if least is not None and (type(least) is not int or least < 1):
-            raise self._error(f"min_available={least!r}. Give a number of replicas, 1 or more")
-
-    def _spec(
-        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str], restarts: int
-    ) -> tuple[Manifest, Mapping[str, Any]]:
-        ends_with = success if len(success) < len(roles) else []
-        if len(ends_with) > 1:
-            raise AppDefError(
-                f"Volcano has succeeds_with={list(self.succeeds_with)!r}, but a Job of Volcano ends with one of its "
-                "tasks. Name one role, or use engine=JobSet(...)."
-            )
-        for role in roles.values():
-            if restarts_alone(role):
-                raise AppDefError(
-                    f"role {role.name!r} has max_retries={role.max_retries} with RetryPolicy.REPLICA, but Volcano does "
-                    "not count restarts of single replicas. Use RetryPolicy.APPLICATION, or engine='jobset'."
-                )
-        most = sum(role.num_replicas for role in roles.values())
-        if self.min_available is not None and self.min_available > most:
-            raise self._error(f"min_available={self.min_available}, but the AppDef has {most} replicas")
-        # The priority class is the Job's: Volcano gives it to the pods.
-        tasks: list[Manifest] = [
-            {
-                "name": name,
-                "replicas": marker(f"{position}.replicas"),
-                "minAvailable": marker(f"{position}.fewest"),
-                "template": pod,
-                **({"policies": [{"event": "TaskCompleted", "action": "CompleteJob"}]} if name in ends_with else {}),
-            }
-            for position, (name, pod) in enumerate(zip(roles, pods, strict=True))
-        ]
-        spec: Manifest = {
-            "schedulerName": "volcano",
-            "minAvailable": marker("fewest"),
-            # A job fails when its count of restarts reaches this number (volcano-sh/volcano, job/state/restarting.go).
-            "maxRetry": restarts + 1,
-            "plugins": {"svc": ["--publish-not-ready-addresses"], "env": []},
-            "policies": [{"event": event, "action": "RestartJob" if restarts else "AbortJob"} for event in _LOST],
-            "tasks": tasks,
-            "ttlSecondsAfterFinished": self.ttl,
-        }
-        if self.queue:
-            spec["queue"] = self.queue
-        if self.priority_class:
-            spec["priorityClassName"] = self.priority_class
-        return spec, {"available": self.min_available}
+        return spec, {}
 
 
 #: The engines by name. A name stands for the engine with its default options.
-ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet, Volcano)}
+ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet)}
 
 
 def parse_engine(engine: object) -> Engine | None:

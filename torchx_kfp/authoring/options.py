@@ -67,10 +67,10 @@ class StageOptions:
             ``exit_code``, which ``results={"exit_code": int}`` makes an output. A declared result or artifact that is
             missing still fails the stage, and so does a signal that ends the stage itself.
         name: the stage's name. The default is the AppDef's name.
-        engine: the engine that runs several replicas or roles: ``"job"``, ``"jobset"``,
-            ``"volcano"``, or one of ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their
-            output, and ends with them; it needs python3 (3.8 or newer) in the image of the first role. An engine also
-            runs a single replica whose mounts or devices KFP has no place for.
+        engine: the engine that runs several replicas or roles: ``"job"``, ``"jobset"``, or one of
+            ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their output, and ends with
+            them; it needs python3 (3.8 or newer) in the image of the first role. An engine also runs a single replica
+            whose mounts or devices KFP has no place for.
         replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number
             from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
         inputs: files of the workspace that the stage reads under names that come from elsewhere, such as

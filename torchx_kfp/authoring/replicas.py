@@ -41,6 +41,7 @@ _LONGEST_ROLE = 16
 _ALL: Mapping[str, Mapping[str, str]] = {
     "AppDef": {"roles": "mapped: one or several"},
     "Role": {
+        "min_replicas": "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once",
         "num_replicas": "mapped: pods; `replicas=` can reduce it at run time",
         "port_map": "mapped: ports of the container. On one machine, stages with the same port take turns",
         "retry_policy": "mapped: REPLICA starts the failed replica again, every other policy all replicas",

@@ -41,9 +41,9 @@ class ReplicaCount(NamedTuple):
 class RoleSpec:
     """A role for the launcher.
 
-    The stage has ``most`` replicas of it, or the number in the word ``count``. It may start with ``fewest``, and
-    ``count`` may not be below that, if the role says so. A variable without text is as the launcher has it, if it
-    does. The engine's object has the image, unless ``image`` has it.
+    The stage has ``most`` replicas of it, or the number in the word ``count``, which must be at least ``fewest``. A
+    variable without text is as the launcher has it, if it does. The engine's object has the image, unless ``image``
+    has it.
     """
 
     name: str
@@ -61,15 +61,12 @@ class RoleSpec:
 class LauncherSpec:
     """The launcher's input: the engine's object, where to find its state, and the roles.
 
-    ``api`` and ``plural`` name the collection of ``object``, ``companions`` are objects that it owns, as (api, plural,
-    manifest). ``state`` is the path of the field that tells the state: text, or a list of conditions; ``succeeded`` and
-    ``failed`` are its final values. ``index`` is the pods' annotation with the index of a replica, and ``host`` the
-    name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often the launcher makes the object
-    again, because the engine does not start replicas again, and ``restarts`` how often the engine starts all of them
-    again. ``success`` names the roles whose success is the stage's. ``available`` is the number of replicas with which
-    the stage may start, if it is not that of the roles. ``config`` names the input with the settings of the task, and
-    ``claims`` the paths of volumes that the launcher has because of the AppDef. ``failure`` is the exit code with which
-    a launcher says that it failed itself, not the application.
+    ``api`` and ``plural`` name the collection of ``object``; ``companions`` are objects that it owns, as (api, plural,
+    manifest). ``succeeded`` is the condition of an object that has succeeded. ``host`` is the name of replica 0 of the
+    first role, as a format for ``%``. ``retries`` is how often the launcher makes another object after a failed one.
+    ``success`` names the roles whose success is the stage's. ``config`` names the input with the settings of the task,
+    and ``claims`` the paths of volumes that the launcher has because of the AppDef. ``failure`` is the exit code of a
+    launcher that has failed itself, unlike the application.
     """
 
     stage: str
@@ -79,20 +76,15 @@ class LauncherSpec:
     plural: str
     object: Mapping[str, Any]
     companions: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
-    state: Sequence[str]
-    succeeded: Sequence[str]
-    failed: Sequence[str]
-    index: str
+    succeeded: str
     host: str
     config: str
     logs: str = "all"
-    restarts: int = 0
-    available: int | None = None
+    retries: int = 0
     claims: Sequence[str] = ()
     success: Sequence[str] = ()
     roles: Sequence[RoleSpec] = ()
     failure: int | None = None
-    retries: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, without the fields that are None."""
@@ -135,7 +127,7 @@ class LauncherSpec:
         metadata, spec = self.object["metadata"], self.object["spec"]
         is_set = {
             "logs": self.logs != "all",
-            "queue": _QUEUE in metadata.get("labels", {}) or "queue" in spec,
+            "queue": _QUEUE in metadata.get("labels", {}),
             "ttl": spec["ttlSecondsAfterFinished"] != _TTL,
         }
         return [option for option, there in is_set.items() if there]

@@ -58,8 +58,6 @@ class Distributed:
 def templates(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the template of each role's pods."""
     spec = manifest["spec"]
-    if "tasks" in spec:
-        return [task["template"] for task in spec["tasks"]]
     if "replicatedJobs" in spec:
         return [job["template"]["spec"]["template"] for job in spec["replicatedJobs"]]
     return [spec["template"]]
@@ -176,16 +174,13 @@ CASES: Mapping[str, Case] = {
         options={"secrets": {"s3": {"id": "AWS_ACCESS_KEY_ID", "key": "AWS_SECRET_ACCESS_KEY"}, "hub": {"t": "TOKEN"}}},
     ),
     "channels": Case(_channels, options={"replicas": lambda n: n}),
-    "replica-retries": Case(
-        lambda *_: app(role(max_retries=3, retry_policy=RetryPolicy.REPLICA)), engines=("job", "jobset")
-    ),
-    "several-roles": Case(_several, engines=("jobset", "volcano"), options={"replicas": lambda n: {"Trainer": n}}),
+    "replica-retries": Case(lambda *_: app(role(max_retries=3, retry_policy=RetryPolicy.REPLICA))),
+    "several-roles": Case(_several, engines=("jobset",), options={"replicas": lambda n: {"Trainer": n}}),
     "a-server-that-never-ends": Case(
         lambda *_: app(role("Trainer"), role("server", num_replicas=1)),
-        engines=("jobset", "volcano"),
+        engines=("jobset",),
         engine={"succeeds_with": "Trainer"},
     ),
-    "min-available": Case(lambda *_: app(role()), engines=("volcano",), engine={"min_available": 2}),
 }
 
 

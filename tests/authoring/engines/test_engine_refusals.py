@@ -19,7 +19,7 @@ from torchx_kfp.errors import AppDefError
 
 pytestmark = pytest.mark.versions
 
-Job, JobSet, Volcano = engines.Job, engines.JobSet, engines.Volcano
+Job, JobSet = engines.Job, engines.JobSet
 
 
 def engine(value: Any, *roles: Role, **options: Any) -> Callable[[], object]:
@@ -60,7 +60,7 @@ A, B = role("A", max_retries=1), role("B")
 B_ALONE = role("B", max_retries=1, retry_policy=RetryPolicy.REPLICA)
 HINTS = "'A': 1", "'B': 0", "JobSet", "max_retries and retry_policy"
 ENGINES: list[Row] = [
-    (engine("jobsets"), "'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset', 'volcano'", "Job(queue='gpus')"),
+    (engine("jobsets"), "'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset'", "Job(queue='gpus')"),
     (engine("Job"), "engine is 'Job'", "Did you mean 'job'?"),
     (engine(""), "engine is ''"),
     (engine(True), "engine is True"),
@@ -83,13 +83,9 @@ ENGINES: list[Row] = [
     (counted(lambda given: [given.n]), ONE, "must be a string or a channel"),
     (lambda: JobSet(logs="some"), "JobSet", "logs='some'", "'all', 'first', 'none'"),
     (lambda: Job(ttl=899), "ttl=899", "900 or more"),
-    *((lambda each=each: Volcano(min_available=each), "Volcano", f"{each!r}", "1 or more") for each in (0, -1)),
-    (engine(Volcano(min_available=4)), "Volcano", "min_available=4", "3 replicas"),
     (engine(JobSet(succeeds_with="Trainr"), *TWO), "'Trainr'", "Did you mean 'Trainer'?", "'server'"),
-    (engine(Volcano(succeeds_with=["A", "B"]), role("A"), role("B"), role()), "succeeds_with=['A', 'B']", "JobSet"),
     (engine("jobset", A, B), *HINTS),
     (engine("jobset", A, B_ALONE), *HINTS),
-    (engine("volcano", B_ALONE), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
     (engine("job", *TWO), "engine='job'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
     (lambda: component_from_function(configured, engine="job"), "the parameter 'task_config'", "itself", "Rename"),
     *(
@@ -131,10 +127,10 @@ ENGINE_CHANNELS: list[Row] = [
     ),
     *(
         (
-            inside(lambda given, name=each.name: Volcano(**{name: OPTION.get(name, lambda n: n)(given.n)})),
-            *("Volcano", each.name, "channel", "when the pipeline is compiled"),
+            inside(lambda given, name=each.name: JobSet(**{name: OPTION.get(name, lambda n: n)(given.n)})),
+            *("JobSet", each.name, "channel", "when the pipeline is compiled"),
         )
-        for each in dataclasses.fields(Volcano)
+        for each in dataclasses.fields(JobSet)
     ),
 ]
 

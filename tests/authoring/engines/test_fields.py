@@ -67,7 +67,7 @@ ALSO: dict[tuple[str, str], Any] = {("Role", "retry_policy"): {"max_retries": 2}
 
 
 def without_fewest(text: str) -> str:
-    """Return the stage without the numbers with which roles may start: only Volcano's manifest has a place for them."""
+    """Return the stage without the numbers with which roles may start, by which the launcher checks `replicas=`."""
     return re.sub(r'"fewest":\d+,?', "", text)
 
 

@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.authoring.engines.apps import OVERLAY, app, distributed, role
-from tests.authoring.engines.filled import Launched
 from torchx_kfp import engines
 
 pytestmark = pytest.mark.versions
@@ -59,12 +58,7 @@ def test_the_roles_that_end_a_stage_have_the_names_of_the_appdef(names: Any) -> 
     made = app(role("Trainer"), role("Server"))
     jobset = distributed(made, engines.JobSet(succeeds_with=names))
     assert jobset.manifest["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["trainer"]}
-    volcano = distributed(made, engines.Volcano(succeeds_with=names))
-    assert [task.get("policies") for task in volcano.manifest["spec"]["tasks"]] == [
-        [{"event": "TaskCompleted", "action": "CompleteJob"}],
-        None,
-    ]
-    assert jobset.spec["success"] == volcano.spec["success"] == ["trainer"], "also on one machine"
+    assert jobset.spec["success"] == ["trainer"], "also on one machine"
 
 
 @pytest.mark.parametrize("names", [(), ["Trainer", "Server"]])
@@ -72,21 +66,6 @@ def test_the_success_of_all_roles(names: Any) -> None:
     found = distributed(app(role("Trainer"), role("Server")), engines.JobSet(succeeds_with=names))
     assert "successPolicy" not in found.manifest["spec"]
     assert found.spec["success"] == ["trainer", "server"]
-
-
-# With how many replicas a stage may start
-
-
-@pytest.mark.parametrize(
-    ("fields", "available", "replicas", "least"),
-    [({}, 2, 3, 2), ({}, 2, 1, 1), ({}, None, 2, 2), ({"min_replicas": 2}, None, 3, 2), ({"min_replicas": 2}, 1, 3, 1)],
-)
-def test_volcano_starts_with_no_more_replicas_than_there_are(
-    fields: dict[str, Any], available: int | None, replicas: int, least: int
-) -> None:
-    found = distributed(app(role(**fields)), engines.Volcano(min_available=available), replicas=replicas)
-    made = Launched(found.spec, {}, found.words).manifest()
-    assert made["spec"]["minAvailable"] == least
 
 
 # Overlays

@@ -101,7 +101,7 @@ INDEX = 10**6 - 1
 @settings(max_examples=50)
 @given(st.sampled_from(list(engines.ENGINES)), VALUES.filter(len), VALUES.filter(len))
 @example("jobset", "x" * 80, "y" * 80)
-@example("volcano", "1-" * 40, "-" * 40)
+@example("jobset", "1-" * 40, "-" * 40)
 @pytest.mark.usual
 def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: str) -> None:
     found = launched(app(role(name), name=stage), engines.ENGINES[engine]())
@@ -112,7 +112,6 @@ def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: s
     names = {
         "job": [f"{made.name}-{INDEX}-abcde"],
         "jobset": [f"{made.name}-{role_name}-0-{INDEX}-abcde"],
-        "volcano": [f"{made.name}-{role_name}-{INDEX}"],
     }[engine]
     host, _, domain = (found.spec["host"] % {"name": made.name}).partition(".")
     for label in (made.name, role_name, host, domain, *names):

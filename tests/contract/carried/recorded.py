@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dev import carry
-from tests.authoring.engines.filled import launched
-from tests.kubernetes.record_launcher import app_of
 from tests.recordings import Exchange, Recording, Replay, read, split
-from torchx_kfp import engines
+from torchx_kfp.contract.carried.cluster_stage import INDEX
 
 #: Seconds after which a launcher counts as hanging.
 HANGS = 120
@@ -197,7 +195,7 @@ def course(name: str, looks: Sequence[Look], *, fails: bool = False, **spec: Any
         fails: whether the stage fails in the end, and deletes the object if that is there, and its own.
         spec: fields of the specification that differ.
     """
-    recording = of_volcano() if name == "volcano.succeeds" else read(name)
+    recording = read(name)
     requests = [one for one in recording.exchanges if not one.is_log]
     made = max(number for number, one in enumerate(requests) if one.method == "POST")
     begin, (lists, gets) = requests[: made + 1], _templates(requests)
@@ -225,23 +223,10 @@ def course(name: str, looks: Sequence[Look], *, fails: bool = False, **spec: Any
     return replace(recording, spec=changed, exchanges=[*begin, *exchanges, *logs])
 
 
-@functools.cache
-def of_volcano() -> Recording:
-    """Return what a JobSet was seen to do as that of a Job of Volcano, whose controller nobody has seen."""
-    recording = read("jobset.succeeds")
-    spec = launched(app_of("succeeds", Path("go")), engines.Volcano(), tracked=True).spec
-    names = {"apis/jobset.x-k8s.io/v1alpha2": spec["api"], "/jobsets": f"/{spec['plural']}"}
-    exchanges = []
-    for one in recording.exchanges:
-        path = functools.reduce(lambda path, name: path.replace(name, names[name]), names, one.path)
-        exchanges.append(replace(one, path=path))
-    return replace(recording, spec=spec, exchanges=exchanges)
-
-
 def states_of(recording: Recording, pods: Sequence[Pod]) -> list[Exchange]:
     """Return a list of replicas in these states."""
     lists, _ = _templates([one for one in recording.exchanges if not one.is_log])
-    items = [_pod(lists.answer["items"][0], recording.spec["index"], pod) for pod in pods]
+    items = [_pod(lists.answer["items"][0], pod) for pod in pods]
     return [replace(lists, answer={**lists.answer, "items": items})]
 
 
@@ -263,9 +248,9 @@ def _seen(exchange: Exchange, look: Look) -> Exchange:
     return replace(exchange, answer=found)
 
 
-def _pod(template: Any, annotation: str, pod: Pod) -> Any:
+def _pod(template: Any, pod: Pod) -> Any:
     name = pod.metadata.get("name", f"pod-{pod.index}")
-    metadata = {**template["metadata"], "annotations": {annotation: str(pod.index)}, "name": name, "uid": f"of {name}"}
+    metadata = {**template["metadata"], "annotations": {INDEX: str(pod.index)}, "name": name, "uid": f"of {name}"}
     state = {"containerStatuses": [{"name": "trainer", "state": pod.state}]} if pod.state else {}
     status = {"phase": "Running", **state, **pod.status}
     return {"metadata": {**metadata, **pod.metadata}, "spec": {"nodeName": "node-1"}, "status": status}

@@ -82,10 +82,6 @@ def conditions(**states: str) -> dict[str, Any]:
     return {"conditions": found}
 
 
-def phase(name: str) -> dict[str, Any]:
-    return {"state": {"phase": name}, "conditions": [{"status": "Pending"}, {"status": name}]}
-
-
 @dataclass(frozen=True)
 class Course:
     """What is found at each look, and how the stage ends; nothing of ``never`` is in its log."""
@@ -130,22 +126,11 @@ COURSES: Mapping[str, Course] = {
         engine="jobset",
         says=["0 of 2 replicas run", "train-b5b828bd2d succeeded"],
     ),
-    "states of a Job of Volcano that do not end it": Course(
-        [*(Look(BOTH, status) for status in ({}, {"state": {}}, phase("Restarting"))), Look(BOTH, phase("Completed"))],
-        engine="volcano",
-        says=["train-b5b828bd2d succeeded"],
-    ),
     "the reason of a failed Job": Course(first(ended(0, 7)), 7, ["train-b5b828bd2d failed: about FailureTarget\n"]),
     "conditions that are not the reason": Course(
         first(ended(0, 7), status={"conditions": [{"type": "Failed", "status": "True"}, *OTHERS]}),
         7,
         ["train-b5b828bd2d failed\n"],
-    ),
-    "an aborted Job of Volcano": Course(
-        first(ended(0, 7), status=phase("Aborted")),
-        7,
-        ["train-b5b828bd2d failed\n"],
-        engine="volcano",
     ),
     "an object that fails without a replica": Course(
         [Look(BOTH), Look(BOTH, FAILED)], 1, ["train-b5b828bd2d failed: about FailureTarget"]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.lowest
 
 STOCK = Path(__file__).resolve().parents[2] / "kubernetes" / "pipeline-runner-role.yaml"
 #: The engines, and what KFP's own service account lacks for each.
-LACKING = {"job": [], "jobset": [("jobset.x-k8s.io", "jobsets")], "volcano": [("batch.volcano.sh", "jobs")]}
+LACKING = {"job": [], "jobset": [("jobset.x-k8s.io", "jobsets")]}
 
 
 def rights(text: str) -> set[tuple[str, str, str]]:

@@ -161,7 +161,7 @@ def test_all_options_are_read_and_the_request_is_shown_as_a_file_to_upload(dryru
 @pytest.mark.parametrize(
     ("cfg", "facts"),
     [
-        ("engine=jobsets", ["engine", "'jobsets'", "'jobset'", "job", "volcano"]),
+        ("engine=jobsets", ["engine", "'jobsets'", "'jobset'", "job"]),
         ("queue=gpus", ["queue", "gpus", "-cfg engine=job"]),
         ("secrets=A:s3", ["secrets", "A", "'s3'", "VARIABLE:secret/key"]),
         ("secrets=A:s3/key;B:s3/key", ["secrets", "'key'", "'s3'", "A and B"]),

@@ -213,7 +213,7 @@ def test_settings_of_replicas_that_are_not_applied():
 
     @dsl.pipeline
     def another():
-        task_from_app(shell(1, "true"), engine=engines.Volcano(ttl=1000, queue="gpus"))
+        task_from_app(shell(1, "true"), engine=engines.JobSet(ttl=1000, queue="gpus"))
 
     @dsl.pipeline
     def plain():

@@ -40,6 +40,9 @@ from torchx_kfp.contract.carried.replica_roles import (
     use_run_id,
 )
 
+#: The annotation of a Job's pods with the index of a replica.
+INDEX = "batch.kubernetes.io/job-completion-index"
+
 
 def object_name(stage: str, run_id: object, node: str, /) -> str:
     """Return the name of a stage's object, from the stage's name, the run and the Argo node of any attempt."""
@@ -49,14 +52,9 @@ def object_name(stage: str, run_id: object, node: str, /) -> str:
 
 def state_of(spec: Any, found: Any, /) -> str:
     """Return ``succeeded``, ``failed`` or nothing."""
-    value = found
-    for key in spec["state"]:
-        value = (value or {}).get(key)
-    states = [one["type"] for one in value if one["status"] == "True"] if isinstance(value, list) else [value]
-    for name in ("succeeded", "failed"):
-        if set(states) & set(spec[name]):
-            return name
-    return ""
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    true = [one["type"] for one in conditions if one["status"] == "True"]
+    return "succeeded" if spec["succeeded"] in true else "failed" if "Failed" in true else ""
 
 
 def note_of(found: Any, name: str, /) -> str:
@@ -223,13 +221,8 @@ class ClusterStage:
             return text.replace("$", "$$")  # the kubelet would expand it
 
         words = [*map(escape, self.words)]
-        index = {"fieldRef": {"fieldPath": f"metadata.annotations['{spec['index']}']"}}
-        fewest = [min(role.get("fewest", n), n) for role, n in zip(spec["roles"], self.counts)]  # noqa: B905 (Python 3.8)
-        values: dict[str, Any] = {
-            "name": self.name,
-            "service_account": self.cluster.account,
-            "fewest": min(spec.get("available") or sum(fewest), sum(self.counts)),
-        }
+        index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+        values: dict[str, Any] = {"name": self.name, "service_account": self.cluster.account}
         for position, role in enumerate(spec["roles"]):
             count = self.counts[position]
             alone = position == 0 and count == 1
@@ -251,7 +244,6 @@ class ClusterStage:
             values[f"{position}.command"] = command
             values[f"{position}.env"] = [{"name": "TORCHX_REPLICA_ID", "valueFrom": index}, *env]
             values[f"{position}.replicas"] = count
-            values[f"{position}.fewest"] = fewest[position]
             values[f"{position}.image"] = texts(role["image"], self.words, "") if "image" in role else ""
         made = fill(spec["object"], values, self.config)
         notes = {"spec": self.digest, "run-id": os.environ.get("TORCHX_JOB_ID", ""), "launcher": self.attempt}
@@ -311,7 +303,7 @@ class ClusterStage:
             meta = item["metadata"]
             seen.add(meta["uid"])
             if meta["uid"] not in self.replicas:
-                index = (meta.get("annotations") or {}).get(self.spec["index"], "?")
+                index = (meta.get("annotations") or {}).get(INDEX, "?")
                 label = f"{meta['labels']['torchx-kfp/role']}/{index}"
                 first = label == f"{self.spec['roles'][0]['name']}/0"
                 follows = {"all": True, "first": first, "none": False}[self.spec["logs"]]

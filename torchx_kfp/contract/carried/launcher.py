@@ -9,9 +9,8 @@ roles. The program knows no engine. Text that is known only at run time, and all
 WORDs; SPEC refers to them by number. ``{{$}}`` is KFP's ExecutorInput, which has the settings of the task
 (``dsl.TaskConfig``) and names the file for the run id.
 
-If the replicas fail, all of them run again as often as SPEC says: ``restarts`` is what the engine does on the cluster,
-and this program here. What no engine does is ``retries``: then this program makes another attempt, with a run id of
-its own, so that nobody reads the records of those that failed. What ends this program itself is not retried here.
+If the replicas fail, this program makes another attempt, up to ``retries`` times, with a run id of its own, so that
+nobody reads the records of those that failed. What ends this program itself is not retried here.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
         if node == "":
             raise Failure("the pod lacks the annotation workflows.argoproj.io/node-name, from which its name is made")
         first, attempt = os.environ.get("TORCHX_JOB_ID", ""), 1
-        most = 1 + spec.get("retries", 0 if node else spec["restarts"])
+        most = 1 + spec["retries"]
         while True:
             code = ClusterStage(spec, words, counts, given, attempt).run() if node else run_here(spec, words, counts)
             # It may have adopted a later attempt.
@@ -48,8 +47,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
             if not code or attempt > most:
                 os._exit(code)
             say(f"attempt {attempt} of {most}: the application ended with exit code {code}")
-            if "retries" in spec:
-                use_run_id(given, f"{first}_{attempt}")
+            use_run_id(given, f"{first}_{attempt}")
     except Failure as failure:
         say(failure)
         os._exit(spec.get("failure", 1))
