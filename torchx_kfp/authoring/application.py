@@ -36,10 +36,9 @@ from torchx_kfp.authoring.options import (
 )
 from torchx_kfp.authoring.references import REPLICA, Text, check_word, is_constant, join_constants, parameter_text
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.folders import folders_placeholder
 from torchx_kfp.contract.inputs import RUN_ID, find_rewritten, output_placeholder
 from torchx_kfp.contract.protocol import workspace_digest
-from torchx_kfp.contract.scripts import retry_words, workspace_words
+from torchx_kfp.contract.scripts import folders_placeholder, retry_words, workspace_words
 from torchx_kfp.errors import AppDefError
 
 #: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None in versions without them.

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from kfp import dsl
+from kfp import dsl, kubernetes
 from kfp.dsl import pipeline_context
 from kfp.local import config
 from torchx import specs
@@ -20,9 +21,8 @@ from torchx_kfp.authoring import emit
 from torchx_kfp.authoring.channels import contains_channel, parse
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
-from torchx_kfp.authoring.naming import is_input_name
-from torchx_kfp.authoring.options import OF_FUNCTIONS, SharedOptions, StageOptions
-from torchx_kfp.authoring.outputs import Artifacts, Results
+from torchx_kfp.authoring.naming import component_name, is_input_name
+from torchx_kfp.authoring.options import OF_FUNCTIONS, Artifacts, Results, SharedOptions, StageOptions
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.python import OF_KFP, function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
@@ -31,10 +31,16 @@ from torchx_kfp.common.signatures import with_keywords
 from torchx_kfp.common.text import did_you_mean, listed
 from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.errors import AppDefError
 
 #: The options of a task that publishes results.
 _OF_PUBLISHER = ("cache", "inline", "secrets", "tracker_base")
+#: The descriptions of parameters, for those who fill them in in KFP's UI.
+_PARAMETERS = {
+    TRACKER_BASE: "Where the stage records its results, such as s3://bucket/results.",
+    WORKSPACE_PARAMETER: "The URL of the code's archive, as torchx-kfp stores it.",
+}
 _Options = ParamSpec("_Options")
 _Result = TypeVar("_Result")
 
@@ -356,6 +362,47 @@ def artifact_from_uri(
     given = first.argument if isinstance(first, Reference) else first
 
     return emit.uri_component(artifact_class, metadata or {})(uri=given).output
+
+
+def single_stage_pipeline(
+    app: specs.AppDef,
+    *,
+    tracked: bool,
+    has_workspace: bool = False,
+    annotations: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
+    """Return a pipeline function whose one stage runs the app, and is named like it.
+
+    Args:
+        app: the app.
+        tracked: whether the pipeline has the parameter ``tracker_base``.
+        has_workspace: whether it has the parameter ``workspace``, which replaces workspaces of the app's roles, as
+            TorchX's ``--workspace`` does.
+        annotations: annotations of the stage's pod.
+        options: of ``task_from_app``; those that need a tracker base are only allowed for a tracked stage.
+
+    Raises:
+        AppDefError: the app cannot become a stage without losing something.
+    """
+    if has_workspace:
+        app = copy.copy(app)
+        app.roles = [copy.copy(role) for role in app.roles]
+        for role in app.roles:
+            role.workspace = None
+    wanted = {TRACKER_BASE: tracked, WORKSPACE_PARAMETER: has_workspace}
+    names = [name for name, is_wanted in wanted.items() if is_wanted]
+
+    def one_stage(*channels: Any) -> None:
+        task = task_from_app(app, **dict(zip(names, channels, strict=True)), **options)
+        for name, text in (annotations or {}).items():
+            kubernetes.add_pod_annotation(task, name, text)
+
+    one_stage.__doc__ = f"Run {app.name}.\n\nArgs:\n" + "".join(f"    {name}: {_PARAMETERS[name]}\n" for name in names)
+    # KFP reads the parameters from the signature, and their descriptions from the docstring.
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str) for name in names]
+    vars(one_stage)["__signature__"] = inspect.Signature(parameters)
+    return dsl.pipeline(name=component_name(app.name))(one_stage)
 
 
 def _check_in_pipeline(function: str, otherwise: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
@@ -188,3 +190,28 @@ def retries_in(words: Sequence[str]) -> int:
     """Return how often a program at the beginning of these words starts the application again; 0 if there is none."""
     found = _ATTEMPTS.search(words[2]) if len(words) > 3 and words[2].startswith(_RETRIES_BEGIN) else None
     return int(found[1]) - 1 if found else 0
+
+
+#: The placeholder for a workspace's URL if the AppDef names folders of the author's machine: ``run`` and ``submit``
+#: pack them, and fill in the URL. Neither YAML, JSON nor a shell has to quote it.
+_FOLDERS = re.compile(r"torchx-kfp-folders:([A-Za-z0-9_.~%/=+-]+)")
+
+
+def folders_placeholder(folders: Mapping[str, str]) -> str:
+    """Return the placeholder for these folders: absolute paths, and the path of each in the workspace."""
+    pairs = (f"{quote(os.fsencode(folder))}={quote(target)}" for folder, target in folders.items())
+    return f"torchx-kfp-folders:{'+'.join(pairs)}"
+
+
+def find_folders(text: str) -> dict[str, dict[str, str]]:
+    """Return the placeholders in a text, and the folders of each."""
+    found: dict[str, dict[str, str]] = {}
+    for placeholder in _FOLDERS.finditer(text):
+        pairs = (pair.partition("=") for pair in placeholder[1].split("+"))
+        found[placeholder[0]] = {os.fsdecode(unquote_to_bytes(path)): unquote(target) for path, _, target in pairs}
+    return found
+
+
+def fill_in_folders(text: str, urls: Mapping[str, str]) -> str:
+    """Return the text with these URLs in place of the placeholders."""
+    return _FOLDERS.sub(lambda placeholder: urls[placeholder[0]], text)

@@ -18,7 +18,7 @@ from torchx_kfp.tracking.records import Source
 from torchx_kfp.tracking.results import Result
 from torchx_kfp.tracking.run import FanIn, Run, current_run, open_run
 from torchx_kfp.tracking.store import Key
-from torchx_kfp.tracking.tracker import FsspecResultTracker, ResultTracker, open_tracker
+from torchx_kfp.tracking.tracker import FsspecResultTracker, open_tracker
 
 __all__ = [
     "Artifact",
@@ -31,7 +31,6 @@ __all__ = [
     "Link",
     "Point",
     "Result",
-    "ResultTracker",
     "Run",
     "Source",
     "current_run",

@@ -1,8 +1,7 @@
-"""Result trackers: the interface of ``torchx.runtime.tracking``, and its implementation on fsspec."""
+"""The tracker of results, with the interface of ``torchx.runtime.tracking``."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import logging
 import os
@@ -34,35 +33,12 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _ONE_SLASH = re.compile(r"(?!file:|local:)[a-z][a-z0-9+]+:/(?!/)")
 
 
-class ResultTracker(abc.ABC):
-    """Records small results under a key and reads them again.
+class FsspecResultTracker:
+    """Stores the results of each key as one JSON object in the file ``<tracker base>/<key>``.
 
     ``tracker.put("run", loss=0.1)`` and ``tracker["run"] = {"loss": 0.1}`` do the same, and so do
     ``tracker.get("run")`` and ``tracker["run"]``. The second form accepts names that are not identifiers:
     ``tracker["run"] = {"l2norm/mean": 1.2}``.
-    """
-
-    # Without these lines, Python would take a tracker for an endless sequence: [0], [1], ...
-    __iter__ = None
-    __contains__ = None
-
-    def __getitem__(self, key: Key) -> dict[str, Result]:
-        return self.get(key)
-
-    def __setitem__(self, key: Key, results: Mapping[str, Result]) -> None:
-        self.put(key, **check_results(key_text(key), results))
-
-    @abc.abstractmethod
-    def put(self, key: Key, /, **results: Result) -> None:
-        """Record these results under the key. They replace earlier results."""
-
-    @abc.abstractmethod
-    def get(self, key: Key) -> dict[str, Result]:
-        """Return the results recorded under the key, or ``{}`` if there are none."""
-
-
-class FsspecResultTracker(ResultTracker):
-    """Stores the results of each key as one JSON object in the file ``<tracker base>/<key>``.
 
     The files have the format of ``torchx.runtime.tracking.FsspecResultTracker``; each tracker reads the other's files.
 
@@ -82,8 +58,18 @@ class FsspecResultTracker(ResultTracker):
             CorruptResultError if the file is malformed.
     """
 
+    # Without these lines, Python would take a tracker for an endless sequence: [0], [1], ...
+    __iter__ = None
+    __contains__ = None
+
     def __init__(self, tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
         self._store = _open_store(tracker_base, patience)
+
+    def __getitem__(self, key: Key) -> dict[str, Result]:
+        return self.get(key)
+
+    def __setitem__(self, key: Key, results: Mapping[str, Result]) -> None:
+        self.put(key, **check_results(key_text(key), results))
 
     @property
     def store(self) -> Store:

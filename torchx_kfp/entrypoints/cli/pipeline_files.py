@@ -184,7 +184,7 @@ def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_wor
     """
     from torchx.specs.builders import materialize_appdef
 
-    from torchx_kfp.authoring.one_stage import single_stage_pipeline
+    from torchx_kfp.authoring.stages import single_stage_pipeline
 
     command = this_command(str(click.get_current_context().info_name), str(target.word))
     out, errors = io.StringIO(), io.StringIO()

@@ -105,7 +105,7 @@ def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, dict[str,
 
 
 def _compile(app: specs.AppDef, options: Options, trackers: Mapping[str, str | None], parent: str) -> Pipeline:
-    from torchx_kfp.authoring.one_stage import single_stage_pipeline
+    from torchx_kfp.authoring.stages import single_stage_pipeline
     from torchx_kfp.execution.pipeline.load import compile_function
 
     of_stage: dict[str, Any] = {"engine": options.engine, "secrets": options.secrets}

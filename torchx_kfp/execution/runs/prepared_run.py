@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.common.text import counted, did_you_mean, listed, shown, size_text
-from torchx_kfp.contract.folders import fill_in_folders, find_folders
 from torchx_kfp.contract.protocol import (
     TRACKER_BASE_PARAMETER,
     WORKSPACE_PARAMETER,
     named_workspaces,
 )
+from torchx_kfp.contract.scripts import fill_in_folders, find_folders
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import pipeline_from_text, reading
 from torchx_kfp.execution.pipeline.reader import read_pipeline
