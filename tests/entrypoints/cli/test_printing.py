@@ -10,6 +10,9 @@ import pytest
 from tests.execution.report.runs import play
 from tests.programs import Program
 from torchx_kfp.entrypoints.cli.display.printing import show_value
+from torchx_kfp.entrypoints.cli.display.summary import print_stages
+from torchx_kfp.execution.runs.result import StageResult
+from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.entries import add_entry
 
@@ -71,3 +74,23 @@ def test_a_comparison_has_a_bounded_width(call: Program, tmp_path: Path) -> None
     assert "s3://bucket/results/" in done.stdout
     rows = json.loads(call("compare", "--tracker-base", "b", "one", "two", "--json").stdout)["rows"]
     assert rows[0]["values"]["one"] == [f"{URL}one"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "cell"),
+    [
+        (State.SKIPPED, "was skipped: its condition is false", "(its condition is false)"),
+        (State.NOT_RUN, "was not run: train failed", "(train failed)"),
+        (
+            State.FAILED,
+            "has no value for its input 'b': the loop item {'a': 1} has no field 'b'",
+            "(has no value for its input 'b': the loop item {'a': 1} has no field 'b')",
+        ),
+        (State.QUEUED, "Unschedulable: 0/1 nodes are available", "(Unschedulable: 0/1 nodes are available)"),
+    ],
+)
+def test_the_reason_of_a_stage_that_was_not_started(
+    capsys: pytest.CaptureFixture[str], state: State, reason: str, cell: str
+) -> None:
+    print_stages([StageResult("use", "use", state, reason=reason)])
+    assert capsys.readouterr().out.splitlines()[-1].endswith(cell)

@@ -182,6 +182,12 @@ def an_item_above_2_to_53() -> None:
         pass_on(n=n)
 
 
+@finds(Kind.FAILS, "has no value for its input 'n': the loop item {'m': 1} has no field 'n'")
+def an_item_without_a_field() -> None:
+    with dsl.ParallelFor([{"n": 1}, {"m": 1}]) as it:
+        pass_on(n=it.n)
+
+
 @finds(Kind.WORKS_HERE, "imports 'data.csv', and the importer of KFP 2.17 knows gs://")
 def an_importer_of_a_file() -> None:
     dsl.importer(artifact_uri="data.csv", artifact_class=dsl.Dataset)

@@ -12,7 +12,7 @@ from torchx_kfp.execution.model.findings import Kind
 from torchx_kfp.execution.model.order import collected, loops_of
 from torchx_kfp.execution.model.python_stages import annotation_of
 from torchx_kfp.execution.model.texts import CHANNEL_TEXT, as_text, of_numbers, of_text, variables_of
-from torchx_kfp.execution.pipeline.inputs import UNKNOWN, importer_uri
+from torchx_kfp.execution.pipeline.inputs import UNKNOWN, importer_uri, inputs_of_iteration, loop_items, resolve
 from torchx_kfp.execution.pipeline.placeholders import (
     WORKSPACE,
     is_conditional,
@@ -81,10 +81,31 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
                 "Group the values in the component, such as by an index that each brings",
             )
     # A task that may be skipped need not fail.
-    is_sure = not any(around.task.condition or around.task.loop for around in place.around)
-    for name, why in problems.items():
+    may_skip = any(around.task.condition for around in place.around)
+    is_sure = not may_skip and not any(around.task.loop for around in place.around)
+    in_items = _problems_of_items(place) if loop is not None else {}
+    for name, why in {**in_items, **problems}.items():
         what = "artifact" if name in task.artifacts else "value"
-        yield Kind.FAILS if is_sure else Kind.MAY_FAIL, f"has no {what} for its input {_shown(name)}: {why}"
+        fails = is_sure or (name in in_items and place.loops == 1 and not may_skip)
+        yield Kind.FAILS if fails else Kind.MAY_FAIL, f"has no {what} for its input {_shown(name)}: {why}"
+
+
+def _problems_of_items(place: ScopedTask) -> dict[str, str]:
+    """Return why inputs of a task in a loop have no value in an iteration, as far as the loop's items are known."""
+    around = place.inside
+    assert around is not None
+    loop = around.task.loop
+    assert loop is not None
+    taken = [source.name for source in place.task.inputs.values() if isinstance(source, FromInput)]
+    found: dict[str, str] = {}
+    try:
+        items = loop_items(loop, around.resolved.known) if loop.item_input in taken else []
+    except ValueError:  # they are not known
+        return found
+    for item in items:
+        scope = inputs_of_iteration(around.task, around.component, around.resolved.values, item)
+        found |= resolve(place.task, place.component, scope, lambda _: UNKNOWN).problems
+    return found
 
 
 def _constant(name: str, value: Any, nested: bool) -> Iterator[tuple[Kind, str]]:

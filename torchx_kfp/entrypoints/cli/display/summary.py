@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -253,10 +254,8 @@ def print_stages(stages: Sequence[StageResult]) -> None:
         first, ran = group[0], [stage for stage in group if stage.attempts]
         results = show_results(first.measures, most=_LONGEST if sys.stdout.isatty() else None)
         if not results and first.reason and not first.attempts:
-            # The column before it has the first part of "was skipped: its condition is false"; that of a pod that
-            # cannot start begins with Kubernetes' word for it.
-            is_stuck = first.state is State.QUEUED
-            results = f"({first.reason if is_stuck else first.reason.rpartition(': ')[2]})"
+            # The column before it has the first part of "was skipped: its condition is false".
+            results = f"({re.sub('^was [a-z ]+: ', '', first.reason)})"
         row = {
             "stage": first.name,
             "state": str(first.state),
