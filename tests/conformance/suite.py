@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pytest
 import yaml
 
 import components
@@ -26,10 +27,15 @@ from tests.conformance.pipelines import packages
 from tests.conformance.place import RUN, Place
 from torchx_kfp import local
 from torchx_kfp.errors import UnsupportedPipelineError
-from torchx_kfp.execution.host.connection import make_client
+from torchx_kfp.execution.host.connection import Connection, make_client
 from torchx_kfp.execution.host.settings import read_settings
+from torchx_kfp.execution.host.submission import version_of
+from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding
+from torchx_kfp.execution.model.versions import NEWEST, Checked, Version, of_version
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.values import defaults_of
+from torchx_kfp.execution.pipeline.walk import walk
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.host import HostRun, connect, submit
@@ -51,12 +57,13 @@ _SAME = {"cached": "succeeded", "failed (allowed)": "succeeded"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a pipeline ended in both places; ``differences`` is empty if they are alike."""
+    """How a pipeline ended in both places; ``differences`` is empty if they are alike, or is ``expected``."""
 
     run_id: str
     there: str
     here: str
     differences: list[str] = field(default_factory=list)
+    expected: str = ""
 
 
 def differences(here: RunResult, there: RunResult, varying: Collection[str] = ()) -> list[str]:
@@ -180,11 +187,28 @@ class Suite:
             self.remove(run.run_id)
         return frozenset(os.environ["KFP_SUITE_PACKAGES"].split())
 
+    @functools.cached_property
+    def version(self) -> Version:
+        """The version of KFP on the host."""
+        return version_of(Connection(read_settings({"host": self.place.host})))
+
+    def of_version(self, pipeline: Pipeline, case: Case) -> list[Finding]:
+        """Return what the table of versions says of a pipeline on this host, if its version is not the newest."""
+        if self.version >= NEWEST:
+            return []
+        arguments = {**defaults_of(pipeline), **case.arguments}
+        places = list(walk(pipeline, arguments=arguments))
+        return list(of_version(Checked(pipeline, arguments, places), self.version))
+
     def prove(self, case: Case) -> Verdict:
         """Run a pipeline there and here. What is alike, or differs as expected, is removed from the host."""
         pipeline = self.load(case.pipeline)
         if case.refused:
             return self._refused(case, pipeline)
+        found_before = self.of_version(pipeline, case)
+        if refused := [each for each in found_before if each.kind in REFUSED_THERE]:
+            pytest.skip(f"on KFP {self.version}, {refused[0]}")
+        expected = case.expected or "; ".join(map(str, found_before))
         run = self.submit(pipeline, case.arguments, case.name)
         there, here = self.wait(run), self.run(pipeline, case.arguments, case.name)
         assert here.folder is not None
@@ -193,11 +217,11 @@ class Suite:
             measured = {name: there[stage].measures.get(name) for name in results if name not in case.varying}
             if measured != {name: results[name] for name in measured}:
                 found.append(f"{stage}: recorded {measured!r}, and not {results!r}")
-        if there.state != case.state and not case.expected:
+        if there.state != case.state and not expected:
             found.append(f"the run has {there.state} there, and not {case.state}")
-        if not found or case.expected:
+        if not found or expected:
             self.remove(run.run_id)
-        return Verdict(run.run_id, str(there.state), str(here.state), found)
+        return Verdict(run.run_id, str(there.state), str(here.state), found, expected)
 
     def wait(self, run: HostRun) -> RunResult:
         """Wait for the end of a run on the host. One that cannot go on, or takes too long, is ended.

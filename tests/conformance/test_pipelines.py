@@ -42,8 +42,8 @@ def test_pipeline(case: Case, suite: Suite, record_property: Callable[[str, obje
     if lacking := set(case.packages) - suite.packages:
         pytest.skip(f"the image {suite.place.image} has no {' and no '.join(sorted(lacking))}")
     verdict = suite.prove(case)
-    record_property("kfp", (case.name, verdict.there, verdict.here, verdict.differences, case.expected))
-    assert case.expected or not verdict.differences, f"run {verdict.run_id}: " + "\n".join(verdict.differences)
+    record_property("kfp", (case.name, verdict.there, verdict.here, verdict.differences, verdict.expected))
+    assert verdict.expected or not verdict.differences, f"run {verdict.run_id}: " + "\n".join(verdict.differences)
 
 
 @pytest.mark.parametrize("engine", NAMED.engines if NAMED else ("job",))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,11 +31,12 @@ from torchx_kfp.execution.host.answers import NO_NAMESPACE, as_object, as_text
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection, Timeouts
 from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, read_settings, variable
 from torchx_kfp.execution.host.storage import storage_of
+from torchx_kfp.execution.model.versions import NEWEST, OLDEST, parse_version
 from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
 
-#: The versions of Python with which torchx-kfp is tested, and the oldest backend that is supported.
-_OLDEST_PYTHON, _NEWEST_PYTHON, _OLDEST_KFP = (3, 10), (3, 13), (2, 14)
+#: The versions of Python with which torchx-kfp is tested.
+_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 10), (3, 13)
 _PACKAGES = (
     *("torchx-kfp", "kfp", "kfp-kubernetes", "kfp-server-api", "torchx", "torchx-nightly", "urllib3", "fsspec"),
     *("s3fs", "gcsfs", "adlfs"),
@@ -180,12 +180,12 @@ def _host(look: CheckUp) -> str:
 def _version(look: CheckUp) -> str:
     tag = str(look.health["tag_name"] or "unknown")
     users = "several users" if look.health["multi_user"] else "one user"
-    version = re.match(r"v?(\d+)\.(\d+)", tag)
+    version = parse_version(tag)
     if version is None:
         return f"KFP for {users}; this build does not say its version."
     found = f"KFP {tag.removeprefix('v')}, for {users}."
-    if (int(version[1]), int(version[2])) < _OLDEST_KFP:
-        raise Doubt(f"{found} torchx-kfp is for KFP 2 from 2.14 on, and was tested on 2.17.")
+    if version < OLDEST:
+        raise Doubt(f"{found} torchx-kfp is for KFP 2 from {OLDEST} on, and was tested on {OLDEST} and {NEWEST}.")
     return found
 
 

@@ -1,5 +1,6 @@
 """Runs from Python, and the findings before they are submitted: KFP's refusals, bases that pods cannot reach."""
 
+import contextlib
 import re
 import time
 from dataclasses import replace
@@ -16,11 +17,15 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.programs import Program
 from tests.watching import Heard
-from torchx_kfp import task_from_app
+from torchx_kfp import Stages, engines, task_from_app
 from torchx_kfp.errors import (
     StageFailedError,
     UnsupportedPipelineError,
 )
+from torchx_kfp.execution.host.settings import Settings
+from torchx_kfp.execution.host.submission import check_submission
+from torchx_kfp.execution.model.versions import Version
+from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.host import attach, connect, submit
 from torchx_kfp.local import Event, RunFinished, RunStarted, State, Watch
 
@@ -42,7 +47,7 @@ def refusal(pipeline: Any, **arguments: object) -> str:
             submit(pipeline, arguments, host=server.url)
         except UnsupportedPipelineError as error:
             why = str(error)
-        assert bool(server.requests) is not bool(why)
+        assert any(request.method == "POST" for request in server.requests) is not bool(why)
     assert not why or "nothing was submitted" in why
     return why
 
@@ -189,3 +194,38 @@ def test_credentials_that_are_not_sent_are_a_warning(monkeypatch: pytest.MonkeyP
     [warning] = caught
     assert warning.filename == __file__
     assert "hidden" not in str(warning.message)
+
+
+def replicas(base: str = "s3://bucket/results", lr: float = 1e-5) -> None:
+    role = Role("train", "registry/app:1", entrypoint="echo", args=[f"{lr}"], num_replicas=2)
+    Stages(tracker_base=base).task(AppDef("train", [role]), engine=engines.Job())
+
+
+@pytest.mark.parametrize(
+    ("health", "refused"),
+    [
+        (Reply({"tag_name": "2.14.4"}), True),
+        (Reply({"apiServerTagName": "2.14.4", "apiServerReady": True}), True),
+        (Reply({"tag_name": "2.17.0"}), False),
+        (Reply({"tag_name": "unknown"}), False),
+        (Reply({}, 404), False),
+    ],
+)
+def test_the_version_of_the_host_decides(health: Reply, refused: bool) -> None:
+    """KFP 2.14 refuses what kfp from 2.15 on writes for a distributed stage."""
+    with scripted(lambda request: health if request.path.endswith("/healthz") else Reply(TAKEN)) as server:
+        with contextlib.ExitStack() as stack:
+            if refused:
+                says_it = says("'replicas' fails on KFP", "dsl.TaskConfig", "KFP before 2.15", "kfp<2.15")
+                stack.enter_context(pytest.raises(UnsupportedPipelineError, match=says_it))
+            submit(dsl.pipeline(replicas), host=server.url)
+        assert any(request.method == "POST" for request in server.requests) is not refused
+
+
+@pytest.mark.parametrize(("version", "store"), [((2, 14), "minio-service"), ((2, 15), "seaweedfs")])
+def test_the_store_has_the_name_that_it_has_on_this_version(version: tuple[int, int], store: str) -> None:
+    pipeline = load_pipeline(one)
+    found = check_submission(
+        pipeline, {"tracker_base": "s3://bucket"}, Settings(), {"AWS_ENDPOINT_URL": LOCAL}, version=Version(*version)
+    )
+    assert [f"AWS_ENDPOINT_URL=http://{store}.kubeflow:9000" in str(each) for each in found] == [True]

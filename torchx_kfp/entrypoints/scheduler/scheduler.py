@@ -80,13 +80,17 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
             TorchxKfpError: there is no host, it does not answer, or it refuses the run.
         """
         from torchx_kfp.execution.host.host_runs import Host
-        from torchx_kfp.execution.host.submission import start_run
+        from torchx_kfp.execution.host.submission import check_submission, refuse_submission, start_run, version_of
 
         request = dryrun_info.request
         try:
             connection = self._connection(request.options.of_connection)
             for warning in connection.settings.warnings:
                 _logger.warning("%s", warning)
+            # The dry run asks the host for nothing, not even its version.
+            pipeline, version = request.prepared.pipeline, version_of(connection)
+            found = check_submission(pipeline, request.prepared.values, connection.settings, version=version)
+            refuse_submission(pipeline, found)
             run = start_run(
                 Host(connection), request.prepared, request.options.submission, say=_logger.info, warn=_logger.warning
             )

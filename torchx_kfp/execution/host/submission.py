@@ -10,13 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.execution.host.connection import Connection
+from torchx_kfp.errors import HostNotFoundError
+from torchx_kfp.execution.host.answers import as_text
+from torchx_kfp.execution.host.connection import V2BETA1, Connection
 from torchx_kfp.execution.host.host_runs import Host, submitted_documents
 from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Settings, Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, storage_of
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding, Kind, merge, refuse
+from torchx_kfp.execution.model.versions import NEWEST, Version, address_of_store, parse_version
 from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine, s3_endpoints
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_documents, reading
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
@@ -76,7 +79,9 @@ def submit(
     host = _host(host)
     given = {} if arguments is None else arguments
     prepared = prepare(load_pipeline(pipeline), given, workspace=workspace, fresh=fresh)
-    found = check_submission(prepared.pipeline, prepared.values, host.connection.settings)
+    found = check_submission(
+        prepared.pipeline, prepared.values, host.connection.settings, version=version_of(host.connection)
+    )
     refuse_submission(prepared.pipeline, found)
     return start_run(host, prepared, submission, warn=_warn)
 
@@ -177,8 +182,26 @@ def _host(host: Host | str | None, **settings: str | bool | None) -> Host:
     return Host(Connection(found))
 
 
+def version_of(connection: Connection) -> Version:
+    """Return the version of KFP on a host; the newest, if the host does not say it.
+
+    Raises:
+        HostError: the host does not answer.
+    """
+    try:
+        health = connection.get(f"{V2BETA1}/healthz")
+    except HostNotFoundError:
+        return NEWEST
+    return parse_version(as_text(health.get("tag_name") or health.get("apiServerTagName"))) or NEWEST
+
+
 def check_submission(
-    pipeline: Pipeline, arguments: Mapping[str, Any], settings: Settings, environ: Mapping[str, str] = os.environ
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any],
+    settings: Settings,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    version: Version = NEWEST,
 ) -> list[Finding]:
     """Return all findings about a run of the pipeline on KFP.
 
@@ -187,17 +210,18 @@ def check_submission(
         arguments: the values of all its parameters.
         settings: those of the connection with which it is submitted.
         environ: the environment of this process.
+        version: the version of KFP on the host.
     """
     storage = storage_of(settings)
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
-        found += checks.of_run(pipeline, arguments)
+        found += checks.of_run(pipeline, arguments, version)
         for base, stages in known_bases(known_stages(pipeline, arguments)).items():
             said = f"has the tracker base {shown(base)}, "
             for stage in stages:
                 found += [
                     Finding(kind, f"task {stage.path!r}", f"{said}{text}")
-                    for kind, text in _of_base(base, stage, environ, storage)
+                    for kind, text in _of_base(base, stage, environ, storage, address_of_store(version))
                 ]
     return merge(found)
 
@@ -208,7 +232,9 @@ def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
     refuse(pipeline.name, failing, "nothing was submitted")
 
 
-def _of_base(base: str, stage: ScopedTask, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
+def _of_base(
+    base: str, stage: ScopedTask, environ: Mapping[str, str], storage: Storage, store: str
+) -> Iterator[tuple[Kind, str]]:
     scheme = _PROTOCOL.match(base)
     protocol_name = scheme[1].lower() if scheme else ""
     if protocol_name in ("", "file", "local", "memory"):
@@ -217,7 +243,7 @@ def _of_base(base: str, stage: ScopedTask, environ: Mapping[str, str], storage: 
         if protocol_name == "memory" or not lasts:
             yield Kind.FAILS, f"which is lost with the pod: no volume is there. {_WAY_OUT}"
     elif protocol_name in _S3:
-        yield from _of_endpoint(stage, environ, storage)
+        yield from _of_endpoint(stage, environ, storage, store)
     elif is_of_this_machine(base):
         yield (
             Kind.FAILS,
@@ -226,15 +252,17 @@ def _of_base(base: str, stage: ScopedTask, environ: Mapping[str, str], storage: 
         )
 
 
-def _of_endpoint(stage: ScopedTask, environ: Mapping[str, str], storage: Storage) -> Iterator[tuple[Kind, str]]:
-    """Yield what is wrong with the server of S3 that a stage uses."""
+def _of_endpoint(
+    stage: ScopedTask, environ: Mapping[str, str], storage: Storage, store: str
+) -> Iterator[tuple[Kind, str]]:
+    """Yield what is wrong with the server of S3 that a stage uses; ``store`` is the address of KFP's own."""
     own = s3_endpoints({**storage.variables, **dict(stage.variables)}.items())
     for name, value in own.items():
         if is_of_this_machine(value):
             yield (
                 Kind.FAILS,
                 f"and its variable {name} is {shown(value)}, which means the pod itself there, not this machine. Give "
-                "the address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000",
+                f"the address that the server has in the cluster, such as {store}",
             )
     # A pod may get variables that the pipeline does not name.
     if own or s3_endpoints(storage.keys.items()) or entries(stage.component.platform, VARIABLES):
@@ -245,7 +273,7 @@ def _of_endpoint(stage: ScopedTask, environ: Mapping[str, str], storage: Storage
                 Kind.MAY_FAIL,
                 f"and {name}={value} here sends S3 to this machine; the stage has no such variable, and looks for the "
                 "bucket at AWS. Set the server's address in the cluster, such as "
-                f"{variable('storage_variables')}={name}=http://seaweedfs.kubeflow:9000",
+                f"{variable('storage_variables')}={name}={store}",
             )
             return
 

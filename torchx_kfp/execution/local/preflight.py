@@ -17,6 +17,7 @@ from torchx_kfp.execution.local.given_keys import GivenKeys, missing_variables
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.model import checks as backend
 from torchx_kfp.execution.model.findings import REFUSED_HERE, Finding, Kind, merge, refuse
+from torchx_kfp.execution.model.versions import NEWEST, Version
 from torchx_kfp.execution.pipeline.conditions import is_field_selector
 from torchx_kfp.execution.pipeline.endpoints import described, own_endpoints
 from torchx_kfp.execution.pipeline.load import reading
@@ -36,16 +37,19 @@ _ON_KFP = "Run the pipeline on KFP"
 _LONGEST_NAME = 100
 
 
-def check_pipeline(pipeline: Pipeline, arguments: Mapping[str, Any], *, in_containers: bool = False) -> list[Finding]:
+def check_pipeline(
+    pipeline: Pipeline, arguments: Mapping[str, Any], *, in_containers: bool = False, version: Version = NEWEST
+) -> list[Finding]:
     """Return all findings about a run of a pipeline.
 
     Args:
         pipeline: the pipeline.
         arguments: the values of its parameters. A check may lack some of those that a run needs.
         in_containers: whether its stages run in containers, not as processes.
+        version: the version of KFP.
     """
     with reading(f"The pipeline {pipeline.name!r}"):
-        found = list(backend.of_run(pipeline, arguments))
+        found = list(backend.of_run(pipeline, arguments, version))
         for scoped in walk(pipeline):
             problems = _task_problems(scoped, in_containers)
             found += [Finding(Kind.NOT_HERE, f"task {scoped.path!r}", text) for text in problems]

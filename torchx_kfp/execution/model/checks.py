@@ -1,11 +1,10 @@
-"""Find what fails or differs on KFP's backend, judging by KFP 2.17.0 and its source.
+"""Find what fails or differs on KFP's backend, judging by KFP 2.17.0 and its source; ``versions`` has older ones.
 
 The pipelines of ``tests/cases`` were run on that version; ``docs/why/differences.md`` has a table of the differences.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,26 +18,26 @@ from torchx_kfp.execution.model.pods import of_pod
 from torchx_kfp.execution.model.python_stages import of_program
 from torchx_kfp.execution.model.tasks import of_container, of_importer, of_inputs, of_settings
 from torchx_kfp.execution.model.texts import REJECTED_CHARACTER, arrives, as_text, find_change, of_numbers
+from torchx_kfp.execution.model.versions import NEWEST, Checked, Version, of_version
 from torchx_kfp.execution.pipeline.placeholders import parameter_of
 from torchx_kfp.execution.pipeline.spec import FromInput, Pipeline
-from torchx_kfp.execution.pipeline.values import defaults_of
 from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
 
-#: What KFP's API server replaces in the text of an argument.
-_MACRO = re.compile(r"\[\[(?:RunUUID|CurrentTime|ScheduledTime|Index)\b[^\]]*\]\]")
 
-
-def of_run(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+def of_run(pipeline: Pipeline, arguments: Mapping[str, Any], version: Version = NEWEST) -> Iterator[Finding]:
     """Yield all findings about a run of the pipeline on KFP.
 
     Args:
         pipeline: the pipeline.
         arguments: the values of its parameters. A check may lack some of those that a run needs.
+        version: the version of KFP.
     """
     yield from _of_pipeline(pipeline)
-    for place in walk(pipeline, arguments=arguments):
+    places = list(walk(pipeline, arguments=arguments))
+    for place in places:
         yield from _of_task(pipeline, place)
-    yield from _of_arguments(pipeline, arguments)
+    yield from of_version(Checked(pipeline, arguments, places), version)
+    yield from _of_arguments(arguments)
     yield from _of_replicas(pipeline, arguments)
 
 
@@ -61,23 +60,14 @@ def _of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
         )
 
 
-def _of_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about the arguments of a run."""
-    defaults = defaults_of(pipeline)
     for name, value in arguments.items():
         place, text = f"the argument {name!r}", as_text(value)
         if large := large_character(text):
             yield Finding(Kind.MAY_FAIL, place, f"contains {large}, {REJECTED_CHARACTER}")
         if change := find_change(text):
             yield Finding(Kind.CHANGED, place, f"contains {change[0]!r}, which {arrives(change[1])}")
-        if isinstance(value, str) and value != defaults.get(name) and (macro := _MACRO.search(value)):
-            yield Finding(
-                Kind.CHANGED,
-                place,
-                f"contains {macro[0]}, which KFP 2.17 replaces in arguments of a run, and in those of a recurring run "
-                "only for [[ScheduledTime]] and [[Index]]. A task's argument works everywhere: "
-                "dsl.PIPELINE_JOB_ID_PLACEHOLDER, dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
-            )
         for kind, found in of_numbers("its value", value):
             yield Finding(kind, place, found)
 
@@ -116,10 +106,3 @@ def _of_task(pipeline: Pipeline, place: ScopedTask) -> Iterator[Finding]:
         *of_settings(place),
     ):
         yield Finding(kind, f"task {place.path!r}", text)
-    if task.retry is not None:
-        text = (
-            "is retried here when its application fails, but not on a standard installation of KFP 2.17: the "
-            "controller's templateDefaults set the retry policy OnError. A cluster's administrator can remove "
-            "templateDefaults.retryStrategy from the ConfigMap workflow-controller-configmap"
-        )
-        yield Finding(Kind.CHANGED, f"task {place.path!r}", text)

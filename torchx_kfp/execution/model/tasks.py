@@ -34,7 +34,7 @@ _LAUNCHER = 64 * 10**6
 #: Facts about the run that KFP fills in as a task's constant input.
 _FACT = re.compile(r"\{\{\$\.(?:pipeline_\w+)\}\}")
 _UNKNOWN_FACT = "{{$.pipeline_root}}"
-#: The stores that KFP 2.17's importer knows.
+#: The stores that KFP's importer knows.
 _STORES = re.compile(r"(?:gs|s3|minio|oci)://.")
 
 
@@ -153,7 +153,7 @@ def of_importer(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
         if uri is not UNKNOWN and not (match := CHANNEL_TEXT.search(uri)) and not _STORES.match(uri):
             yield (
                 Kind.WORKS_HERE,
-                f"imports {uri!r}, and the importer of KFP 2.17 knows gs://, s3://, minio:// and, for models, oci:// "
+                f"imports {uri!r}, and KFP's importer knows gs://, s3://, minio:// and, for models, oci:// "
                 "only. Give such a URI, or pass the location to a stage as text",
             )
         elif uri is not UNKNOWN and match:
@@ -204,15 +204,6 @@ def of_container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, 
                 "argument (variables of an AppDef may be channels)",
             )
         yield from of_text(f"its variable {name}", text, variables)
-    resolved = place.resolved
-    for text in container.words:
-        unset = [name for name in parameters_in(text) if name not in {**resolved.values, **resolved.problems}]
-        if unset and not is_conditional(text) and "$.outputs" not in text:
-            yield (
-                Kind.MAY_FAIL,
-                f"is not given the input {unset[0]!r}, which its command contains: KFP 2.17's driver does not find a "
-                "value for it, even if it has a default. Pass the value",
-            )
     yield from _pod_texts(pipeline, place)
     try:
         memory = read_limits(container.resources, place.resolved.known).memory

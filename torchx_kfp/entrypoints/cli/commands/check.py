@@ -13,25 +13,32 @@ from torchx_kfp.entrypoints.cli.flags import Target, parameter_option, target_ar
 @click.command("check")
 @target_argument
 @parameter_option
+@click.option("--kfp", metavar="VERSION", help="The version of KFP's backend: 2.14 to 2.17.  [default: 2.17]")
 @click.option("--strict", is_flag=True, help="Exit with 2 if there is any finding.")
 @click.pass_context
-def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], strict: bool) -> None:
+def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], kfp: str | None, strict: bool) -> None:
     """Check a pipeline without running it.
 
     Takes a compiled pipeline (*.yaml), a Python file that defines one, or a TorchX component, whose arguments follow
     `--`. Prints everything that fails or differs on
-    KFP's backend (as seen on KFP 2.17) or cannot run on this machine, each with a way out. Exits with 2 if
+    KFP's backend or cannot run on this machine, each with a way out. Exits with 2 if
     `torchx-kfp run` would reject the pipeline.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target, split_words
     from torchx_kfp.execution.local.preflight import check_pipeline, find_not_applied
     from torchx_kfp.execution.model.findings import REFUSED_HERE, Kind
+    from torchx_kfp.execution.model.versions import NEWEST, OLDEST, parse_version
     from torchx_kfp.execution.model.workflow import check_size, measure
     from torchx_kfp.execution.pipeline.values import defaults_of, missing_arguments, parse_arguments
 
+    version = NEWEST if kfp is None else parse_version(kfp)
+    if version is None or version < OLDEST:
+        raise click.BadParameter(
+            f"{kfp!r} is not a version of KFP from {OLDEST} on, such as {NEWEST}.", ctx, param_hint="--kfp"
+        )
     pipeline, findings = load_target(target)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
-    findings += check_pipeline(pipeline, arguments)
+    findings += check_pipeline(pipeline, arguments, version=version)
     findings += [*find_own_functions(pipeline), *check_size(measure(pipeline))]
     in_order = list(Kind)
     for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):

@@ -42,7 +42,7 @@ def compile_command(target: Target, output: str, inputs: RunInputs, submission: 
     settings = read_settings()
     for sentence in settings.warnings:
         print_message(sentence)
-    prepared = prepare_submission(settings, target, inputs, is_file=True)
+    prepared = prepare_submission(settings, target, inputs)
     prepared.upload(print_message)
     text = as_file(prepared, settings, submission)
     if missing := missing_arguments(prepared.pipeline, prepared.arguments):

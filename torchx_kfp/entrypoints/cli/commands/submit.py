@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -25,6 +27,7 @@ from torchx_kfp.execution.host.settings import Settings, Submission
 from torchx_kfp.execution.runs.journal import CommandLine
 
 if TYPE_CHECKING:
+    from torchx_kfp.execution.model.versions import Version
     from torchx_kfp.execution.runs.prepared_run import PreparedRun
 
 
@@ -63,11 +66,14 @@ def submit_command(
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
-    from torchx_kfp.execution.host.submission import start_run
+    from torchx_kfp.execution.host.submission import start_run, version_of
+    from torchx_kfp.execution.model.versions import NEWEST
     from torchx_kfp.execution.runs.submitted import forecast_submission
 
     host = connect(flags)
-    prepared = prepare_submission(host.connection.settings, target, inputs)
+    # A dry run asks the host for nothing.
+    find_version = (lambda: NEWEST) if inputs.dry_run else functools.partial(version_of, host.connection)
+    prepared = prepare_submission(host.connection.settings, target, inputs, find_version)
     if inputs.dry_run:
         stages: list[tuple[str, str]] = []
         try:
@@ -87,26 +93,34 @@ def submit_command(
         print_message(f"{run.link}\nTo watch it: {this_command('watch', run.run_id, *host_words(flags))}".strip())
 
 
-def prepare_submission(settings: Settings, target: Target, inputs: RunInputs, *, is_file: bool = False) -> PreparedRun:
+def prepare_submission(
+    settings: Settings,
+    target: Target,
+    inputs: RunInputs,
+    find_version: Callable[[], Version] | None = None,
+) -> PreparedRun:
     """Return a run of a host, and print what may go wrong.
 
     Args:
         settings: those of the host.
         target: the pipeline or component.
         inputs: what the run starts with.
-        is_file: whether others start the run, of a file: it may lack arguments, and nothing is refused.
+        find_version: returns the version of KFP on the host. Without it, others start the run, of a file: it may lack
+            arguments, and nothing is refused.
 
     Raises:
         UnsupportedPipelineError: something will surely go wrong.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions
     from torchx_kfp.execution.host.submission import check_submission, refuse_submission
+    from torchx_kfp.execution.model.versions import NEWEST
     from torchx_kfp.execution.model.workflow import check_size, describe, measure
 
-    usual = settings.tracker_base or None
+    usual, is_file = settings.tracker_base or None, find_version is None
     prepared = inputs.prepare(target, usual=lambda _: usual, examples=_EXAMPLES, tracked=bool(usual), may_lack=is_file)
     size = measure(prepared.pipeline)
-    findings = check_submission(prepared.pipeline, prepared.values, settings)
+    version = find_version() if find_version is not None else NEWEST
+    findings = check_submission(prepared.pipeline, prepared.values, settings, version=version)
     findings += [*find_own_functions(prepared.pipeline), *check_size(size)]
     if not is_file:
         refuse_submission(prepared.pipeline, findings)
