@@ -54,10 +54,15 @@ NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_
 _MARKS = ("pyvenv.cfg", "conda-meta", PRIVATE)
 #: Bytes of a workspace above which it needs to be allowed.
 LARGEST = 100_000_000
+#: The bytes of a file that is searched for names of others, at most.
+_LONGEST_CODE = 1 << 20
 #: The bytes of ``.torchxignore``, at most.
 _LONGEST_IGNORE = 1 << 20
 #: The files of a folder on this machine, at most: those that can be listed in about a second.
 MOST_FILES = 20_000
+#: Files whose text may name others, and the paths that stand in quotes there.
+_CODE = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini")
+_PATH = re.compile(rb"""["']([\w./ -]{1,255}\.\w+)["']""")
 #: How many files with credentials a message names.
 _NAMED = 20
 
@@ -85,6 +90,7 @@ class PackedWorkspace:
     Attributes:
         entries: the files.
         git: the state of the repository in which the folder is, the first one of several, if it is in one.
+        lacks: files of the folder that are left out, although a file of the workspace names them, by those.
     """
 
     store: Store
@@ -92,6 +98,7 @@ class PackedWorkspace:
     archive: bytes = field(repr=False)
     entries: Sequence[WorkspaceFile]
     git: GitState | None = None
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -155,7 +162,25 @@ def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str
     archive = pack_workspace(entries)
     first = next(iter(folders))
     git = read_git_state(first, {entry.name for entry in found[first]})
-    return PackedWorkspace(store, hashlib.sha256(archive).hexdigest(), archive, entries, git)
+    lacks = {name: lacking for folder in folders for name, lacking in _left_out(folder, found[folder])}
+    return PackedWorkspace(store, hashlib.sha256(archive).hexdigest(), archive, entries, git, lacks)
+
+
+def _left_out(folder: str, entries: Sequence[WorkspaceFile]) -> Iterator[tuple[str, str]]:
+    """Yield files of a folder that do not travel although a file or link that does names them, with its name."""
+    names = {entry.name for entry in entries}
+    for entry in entries:
+        place = os.path.dirname(entry.name)
+        if entry.target is not None:
+            to = os.path.normpath(os.path.join(place, entry.target))
+            if to not in names and not any(name.startswith(f"{to}/") for name in names):
+                yield to, entry.name
+        elif entry.name.endswith(_CODE) and entry.size <= _LONGEST_CODE:
+            text = read_bytes(entry.path, limit=_LONGEST_CODE)
+            for path in dict.fromkeys(map(os.fsdecode, _PATH.findall(text))):
+                for name in (os.path.normpath(path), os.path.normpath(os.path.join(place, path))):
+                    if name not in names and not name.startswith(("/", "..")) and os.path.isfile(f"{folder}/{name}"):
+                        yield name, entry.name
 
 
 def _merged(found: Mapping[str, Sequence[WorkspaceFile]], places: Mapping[str, str]) -> list[WorkspaceFile]:

@@ -284,3 +284,20 @@ def test_the_commit_of_a_run(project: Path, call: Call, monkeypatch: pytest.Monk
         shown = json.loads(call("show", f"{run.name}/first", "--json").stdout)
         assert json.loads(call("show", "--lineage", run.name, "--json").stdout)["nodes"][0]["code"] == shown["code"]
         assert shown["code"][0]["git"]["branch"] == "main"
+
+
+@pytest.mark.parametrize("rules", [".gitignore", ".torchxignore"])
+def test_a_file_that_code_names_and_that_does_not_travel_is_named(project: Path, call: Call, rules: str) -> None:
+    code = project / "code"
+    subprocess.run(["git", "init", "-q", str(code)], check=True)
+    (code / "data").mkdir()
+    for name in ("x.csv", "y.csv", "unused.csv"):
+        (code / "data" / name).touch()
+    (code / "link.csv").symlink_to("data/x.csv")
+    (code / "helper.py").write_text("VALUE = 5\nPATH = 'data/y.csv', 'app.py', 'nowhere.csv'\n")
+    words = ["run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code", "--no-cache"]
+    assert "Warning" not in call(*words).stderr
+    (code / rules).write_text("data/\n")
+    said = call(*words).stderr
+    assert said.count("Warning") == 1
+    assert "the workspace lacks data/y.csv (named by helper.py), data/x.csv (named by link.csv): .torchx" in said

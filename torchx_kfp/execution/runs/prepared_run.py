@@ -64,6 +64,9 @@ class PreparedRun:
             what = "stored" if packed.upload() else "there already"
             if say is not None:
                 say(f"Workspace {folders}: {counted(len(packed.entries), 'file')}, {size_text(packed.size)}, {what}.")
+            if say is not None and packed.lacks:
+                named = listed(f"{name} (named by {by})" for name, by in packed.lacks.items())
+                say(f"Warning: the workspace lacks {named}: .torchxignore or .gitignore excludes them.")
 
     def record(self, run: str, warn: Callable[[str], object]) -> None:
         """Record under the tracker base which code a run has that has just started.
