@@ -19,9 +19,7 @@ from tests.programs import Program
 from torchx_kfp.execution.pipeline.load import load_file
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = [
-    pytest.mark.newest,  # the client of kfp 2.14 does not go with newer versions of kfp-server-api
-]
+pytestmark = pytest.mark.versions
 
 _PIPELINE = """
 from kfp import dsl, kubernetes

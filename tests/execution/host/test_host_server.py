@@ -126,7 +126,7 @@ def test_errors_are_the_recorded_ones(replays: dict[str, Replay]) -> None:
     assert request(host, "GET", theirs["request"].partition(" ")[2]) == (theirs["status"], theirs["answer"])
 
 
-@pytest.mark.newest  # the client of kfp 2.14 does not go with newer versions of kfp-server-api
+@pytest.mark.versions
 @pytest.mark.filterwarnings("ignore")
 def test_kfps_own_client_works_with_the_host(kfp_host: KfpHost, tmp_path: Path) -> None:
     file = str(tmp_path / "small.yaml")
