@@ -150,6 +150,7 @@ class LocalCode:
             {**{file.path: file.fingerprint for file in others}, **code.files},
             code.whole,
             _variables_named({*names, *_words_of(files)}, inherited),
+            code.why,
         )
 
     def workspaces_of(self, plan: AttemptPlan) -> list[str]:

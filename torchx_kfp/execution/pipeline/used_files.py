@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from torchx_kfp.common.text import counted, listed
+from torchx_kfp.common.text import counted, listed, shown
 
 #: What lists folders, starts programs, or imports modules by name.
 SEARCHES = frozenset(
@@ -99,11 +99,13 @@ class Code:
         files: their fingerprints by what they are called in messages.
         whole: what they are all files of; empty if they are some of it.
         variables: the values of the inherited variables that they name.
+        why: why they are all, as a clause.
     """
 
     files: Mapping[str, str]
     whole: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -112,9 +114,9 @@ class Code:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def __str__(self) -> str:
-        """Return what was counted, such as ``train.py, data.py``, or ``all 31 files of .``."""
+        """Return what was counted: ``train.py, data.py``, or ``all 31 files of . (train.py has the word glob)``."""
         if self.whole:
-            return f"all {counted(len(self.files), 'file')} of {self.whole}"
+            return f"all {counted(len(self.files), 'file')} of {self.whole}{f' ({self.why})' if self.why else ''}"
         names = [*self.files]
         if len(names) > _NAMED:
             folders = Counter(_folder_of(name) for name in names)
@@ -131,7 +133,7 @@ def _folder_of(name: str) -> str:
 
 
 class _AllFilesError(Exception):
-    """A program may use any file."""
+    """A program may use any file. The message says why, as a clause."""
 
 
 class UsedFiles:
@@ -145,7 +147,8 @@ class UsedFiles:
     def __init__(self, files: Mapping[str, CodeFile], whole: str) -> None:
         self.files = files
         self._whole = whole
-        self._has_linked_folder = any(file.target and os.path.isdir(file.path) for file in files.values())
+        links = (title for title, file in files.items() if file.target and os.path.isdir(file.path))
+        self._linked_folder = next(links, "")
         #: The files that a word names, and those that the name of a module names.
         self._others: dict[str, set[str]] = {}
         self._modules: dict[str, set[str]] = {}
@@ -176,35 +179,40 @@ class UsedFiles:
         key = (*(shlex.join(_name_of_python(word) for word in program) for program in programs), *texts)
         if key not in self._found:
             try:
-                if not all(map(self._is_known, programs)):
-                    raise _AllFilesError
+                for program in programs:
+                    self._verify_known(program)
                 titles = self._follow(key)
                 self._found[key] = Code({title: self.files[title].fingerprint for title in sorted(titles)})
-            except _AllFilesError:
+            except _AllFilesError as error:
                 everything = {title: file.fingerprint for title, file in sorted(self.files.items())}
-                self._found[key] = Code(everything, self._whole)
+                self._found[key] = Code(everything, self._whole, why=str(error))
         return self._found[key]
 
-    def _is_known(self, program: Sequence[str]) -> bool:
-        """Tell whether a program is Python, and its words say what it starts, which is among the files."""
+    def _verify_known(self, program: Sequence[str]) -> None:
+        """Raise _AllFilesError unless a program is Python, and its words name what it starts among the files."""
         words = _python_words(program)
-        if any(map(_ELSEWHERE.fullmatch, words)):
-            return False
+        if not words:
+            command = shown(shlex.join(program)) if program else "of the image"
+            raise _AllFilesError(f"the command {command} is not followed")
+        if place := next(filter(_ELSEWHERE.fullmatch, words), None):
+            raise _AllFilesError(f"the command names {place}")
         modules = [after.partition(".")[0] for word, after in itertools.pairwise(words) if _MODULE.fullmatch(word)]
-        if any(module not in self._modules for module in modules if module not in _STARTERS):
-            return False
-        return any(module in self._modules for module in _names_of_modules(shlex.join(words)))
+        for module in modules:
+            if module not in self._modules and module not in _STARTERS:
+                raise _AllFilesError(f"the command starts the module {module}, which is not one of them")
+        if not any(module in self._modules for module in _names_of_modules(shlex.join(words))):
+            raise _AllFilesError("the command names none of them")
 
     def _follow(self, texts: Iterable[str]) -> set[str]:
-        if self._has_linked_folder:  # what is in it has more names
-            raise _AllFilesError
+        if self._linked_folder:  # what is in it has more names
+            raise _AllFilesError(f"the link {self._linked_folder} leads to a folder")
         found: set[str] = set()
-        pending = [(_names_in(text), True) for text in texts]
+        pending = [(_names_in(text), True, "the command") for text in texts]
         new = {*self._always}
         while pending or new:
-            for (words, modules), is_program in pending:
-                if is_program and not words.isdisjoint(SEARCHES):
-                    raise _AllFilesError
+            for (words, modules), is_program, title in pending:
+                if is_program and (searches := sorted(words & SEARCHES)):
+                    raise _AllFilesError(f"{title} has the word {searches[0]}")
                 new.update(*(self._modules.get(word, ()) for word in modules))
                 new.update(*(self._others.get(word, ()) for word in words))
                 # A name may begin with such a word: open(f"part_{number}").
@@ -212,8 +220,9 @@ class UsedFiles:
                     new.update(*(titles for word, titles in self._others.items() if word.startswith(begin)))
             new -= found
             found |= new
-            read = [(file, self._read(title)) for title in new if not (file := self.files[title]).name.startswith(_OWN)]
-            pending, new = [(names, file.name.endswith(_PROGRAMS)) for file, names in read], set()
+            read = sorted(title for title in new if not self.files[title].name.startswith(_OWN))
+            pending = [(self._read(title), self.files[title].name.endswith(_PROGRAMS), title) for title in read]
+            new = set()
         return found
 
     @functools.cache  # noqa: B019 (it lives as long as the files)
@@ -222,7 +231,7 @@ class UsedFiles:
         file = self.files[title]
         with contextlib.suppress(OSError):  # it is gone meanwhile
             if file.name.endswith(_PROGRAMS) and os.path.getsize(file.path) > _LONGEST:
-                raise _AllFilesError
+                raise _AllFilesError(f"{title} is too large to be read")
         return _names_in(f"{text_of(file.path)} {file.target}")
 
 
