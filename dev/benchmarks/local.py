@@ -1,7 +1,6 @@
 """The local runner beside kfp.local on the same pipelines; a loop's memory, a run from the cache.
 
-Both run Python components as processes. Container components are processes here, and containers under kfp.local if a
-Docker engine answers.
+Both run Python components as processes.
 """
 
 import contextlib
@@ -30,11 +29,6 @@ def nap(seconds: float):
 
 
 @dsl.container_component
-def sleep(seconds: str):
-    return dsl.ContainerSpec(image="busybox", command=["sleep", seconds])
-
-
-@dsl.container_component
 def true(word: str = ""):
     return dsl.ContainerSpec(image="busybox", command=["true", word])
 
@@ -43,12 +37,6 @@ def true(word: str = ""):
 def eight_naps():
     for _ in range(8):
         nap(seconds=2.0)
-
-
-@dsl.pipeline
-def eight_sleeps():
-    for _ in range(8):
-        sleep(seconds="2")
 
 
 @dsl.pipeline
@@ -86,24 +74,21 @@ def ours(pipeline: Any, **options: Any) -> tuple[RunResult, float]:
         return found[0], seconds
 
 
-def theirs(name: str) -> float | None:
-    """Return the seconds that kfp.local takes in a separate process; None if it cannot run the pipeline."""
-    code = (
-        f"import warnings as w; w.simplefilter('ignore'); from dev.benchmarks import local; local.run_theirs({name!r})"
-    )
+def theirs() -> float:
+    """Return the seconds that kfp.local takes for the naps in a separate process."""
+    code = "import warnings as w; w.simplefilter('ignore'); from dev.benchmarks import local; local.run_theirs()"
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environ, capture_output=True, text=True)
-    return float(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environ, check=True, capture_output=True)
+    return float(done.stdout.split()[-1])
 
 
-def run_theirs(name: str) -> None:
+def run_theirs() -> None:
     from kfp import local
 
-    runner = local.DockerRunner() if name == "eight_sleeps" else local.SubprocessRunner(use_venv=False)
     with contextlib.redirect_stdout(io.StringIO()):
-        local.init(runner, raise_on_error=True)
-        seconds = timed(globals()[name])
+        local.init(local.SubprocessRunner(use_venv=False), raise_on_error=True)
+        seconds = timed(eight_naps)
     print(seconds)
 
 
@@ -139,10 +124,7 @@ def from_the_cache() -> None:
 
 
 def main() -> None:
-    for name, most in (("eight_sleeps", 2.1), ("eight_naps", None)):
-        _, seconds = ours(globals()[name], parallelism=8)
-        peer = theirs(name)
-        show(name.replace("_", " ") + " of 2 s", seconds, "s", most=most, peer=("kfp.local", peer) if peer else None)
+    show("eight naps of 2 s", ours(eight_naps, parallelism=8)[1], "s", peer=("kfp.local", theirs()))
     for label, pipeline, count, most in (("100 in a row", chain, 100, 5.1), ("500 at once", wide, 500, 4.8)):
         show(f"{label}, each", ours(pipeline)[0].duration * 1000 / count, "ms", most=most)
     show("memory of a loop of 1,000", memory(loop), "MB", most=105, peer=("of one stage", memory(one)))

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from torchx_kfp_dev_host.answers import Refused
 from torchx_kfp_dev_host.api import Api
-from torchx_kfp_dev_host.errors import Refused
 from torchx_kfp_dev_host.runs import LocalRun
 
 from tests.fake_kfp.child import STORE

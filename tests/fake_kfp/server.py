@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from torchx_kfp_dev_host.errors import proxy_error
-from torchx_kfp_dev_host.host import DevHost
-from torchx_kfp_dev_host.serving import Answer, Handler
+from torchx_kfp_dev_host.answers import proxy_error
+from torchx_kfp_dev_host.host import Answer, DevHost, Handler
 
 from tests.fake_kfp.faults import Fault, Request
 from tests.fake_kfp.made import MadeRun, large_pipeline

@@ -1,4 +1,4 @@
-"""The answers of KFP's API about a run, in both of its versions, made from the nodes of its workflow."""
+"""The answers of KFP's API about a run, in both of its versions, made from the nodes of its workflow; its errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from torchx_kfp_dev_host.argo import Naming, Node
@@ -94,3 +95,23 @@ def _describe(names: Naming, node: Node) -> dict[str, Any]:
         "finishedAt": shown_time(node.ended) if node.ended is not None else None,
         "outputs": outputs,
     }
+
+
+class Refused(Exception):
+    """A request is answered with an error; ``code`` is gRPC's, and ``cause`` its innermost part.
+
+    ``answer`` is a JSON object, or text.
+    """
+
+    def __init__(self, status: int, code: int, message: str, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.answer: Any = {"code": code, "message": message}
+        if cause is not None:
+            detail = {"@type": "type.googleapis.com/google.rpc.Status", "code": code, "message": cause}
+            self.answer["details"] = [detail]
+
+
+def proxy_error(status: int) -> dict[str, Any]:
+    """Return the answer with a status of something before KFP's API server."""
+    return {"code": 2, "message": HTTPStatus(status).phrase}

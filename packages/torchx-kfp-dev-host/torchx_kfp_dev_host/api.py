@@ -16,9 +16,8 @@ from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import safe_name
-from torchx_kfp_dev_host.answers import Record, describe_run, shown_time
+from torchx_kfp_dev_host.answers import Record, Refused, describe_run, shown_time
 from torchx_kfp_dev_host.argo import LETTERS, Naming
-from torchx_kfp_dev_host.errors import Refused, no_experiment
 from torchx_kfp_dev_host.lists import page_of
 from torchx_kfp_dev_host.runs import LocalRun, Run
 
@@ -32,12 +31,7 @@ class Api:
     run = LocalRun
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
-        """Begin with the experiment Default.
-
-        Args:
-            folder: the folder for the runs.
-            options: options of local runs.
-        """
+        """Begin with the experiment Default; ``options`` are those of local runs, which are made in the folder."""
         self._folder = folder
         self._options = options
         self._lock = threading.RLock()
@@ -61,14 +55,7 @@ class Api:
         raise Refused(501, 12, f"The dev host does not have {method} {path}")
 
     def add_run(self, make: Callable[..., R], pipeline: Pipeline, spec: Mapping[str, Any], **of_record: Any) -> R:
-        """Add a run without a request.
-
-        Args:
-            make: the class of the run.
-            pipeline: its pipeline.
-            spec: the pipeline as the request has it.
-            of_record: other fields of its record.
-        """
+        """Add a run of the class ``make``; ``spec`` is the pipeline as a request has it."""
         workflow = f"{safe_name(pipeline.name).lower()}-{''.join(secrets.choice(LETTERS) for _ in range(5))}"
         now = time.time()
         default = next(iter(self._experiments))
@@ -102,26 +89,20 @@ class Api:
         return self._find(run_id).describe_v1()
 
     def _list_runs(self, *, query: Mapping[str, str], **_: Any) -> Any:
-        experiment = query.get("experiment_id")
-        runs = [
-            run.describe() for run in list(self.runs.values()) if experiment in (None, "", run.record.experiment_id)
-        ]
+        experiments = (query.get("experiment_id"),) if query.get("experiment_id") else self._experiments
+        runs = [run.describe() for run in self.runs.values() if run.record.experiment_id in experiments]
         return page_of(runs, query, "runs")
 
     def _create_run(self, *, body: Any, query: Mapping[str, str], **_: Any) -> Any:
-        run = self._make_run(
-            body, body.get("experiment_id") or query.get("experiment_id") or next(iter(self._experiments))
-        )
+        given = body.get("experiment_id") or query.get("experiment_id")
+        run = self._make_run(body, given or next(iter(self._experiments)))
         answer = describe_run(run.record)
-        self._begin(run)
-        return answer
-
-    def _begin(self, run: LocalRun) -> None:
         try:
             run.start(self._folder, self._options)
         except Exception:  # whatever it is: a run that has not begun would never end
             del self.runs[run.record.run_id]
             raise
+        return answer
 
     def _make_run(self, body: Any, experiment: str) -> LocalRun:
         """Add the run that a request describes, which does not run yet.
@@ -135,7 +116,8 @@ class Api:
             raise Refused(400, 3, f"{before}the dev host needs a pipeline")
         documents = [spec["pipeline_spec"], spec.get("platform_spec")] if "pipeline_spec" in spec else [spec]
         if experiment not in self._experiments:
-            raise no_experiment(experiment)
+            cause = f"Experiment {experiment} not found"
+            raise Refused(404, 5, f"Failed to get an experiment: ResourceNotFoundError: {cause}", cause)
         try:
             pipeline = pipeline_from_documents([each for each in documents if each], "pipeline_spec")
         except TorchxKfpError:
@@ -210,11 +192,6 @@ class Api:
             raise Refused(409, 6, f"Failed to create a new experiment: Already exist error: {cause}", cause)
         return self._add_experiment(name, body.get("description", ""), time.time())
 
-    def _get_experiment(self, identity: str, **_: Any) -> Any:
-        if identity not in self._experiments:
-            raise no_experiment(identity)
-        return dict(self._experiments[identity])
-
 
 _ROUTES = [
     ("GET", "/apis/v2beta1/healthz", "_health"),
@@ -226,7 +203,6 @@ _ROUTES = [
     ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
     ("GET", "/apis/v2beta1/experiments", "_list_experiments"),
     ("POST", "/apis/v2beta1/experiments", "_create_experiment"),
-    ("GET", f"/apis/v2beta1/experiments/({_ID})", "_get_experiment"),
     ("GET", f"/apis/v1beta1/runs/({_ID})", "_get_run_v1"),
     ("GET", f"/apis/v1alpha1/runs/({_ID})/nodes/({_ID})/log", "_log"),
 ]

@@ -11,12 +11,7 @@ from torchx_kfp_dev_host.argo import Node
 
 
 def pod_log(node: Node, finished: StageFinished | None) -> str:
-    """Return the text of the log so far.
-
-    Args:
-        node: the node of the pod.
-        finished: the end of the stage.
-    """
+    """Return the text of the log of a node's pod so far; ``finished`` is the end of its stage."""
     text, result = _line(node.started, "main.go:67] Setting log level to: '1'"), finished.result if finished else None
     if node.started_as is None:  # an importer
         if finished and finished.result.state is State.FAILED:

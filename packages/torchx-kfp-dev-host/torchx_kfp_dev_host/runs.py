@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.runs.events import Event, RunStarted
@@ -26,14 +26,6 @@ from torchx_kfp_dev_host.tree import make_nodes
 
 #: Seconds in which a run's process ends that was asked to.
 _PATIENCE = 20
-
-
-class Process(Protocol):
-    """What runs a run: a ``subprocess.Popen``, or another one with these methods."""
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float) -> int: ...
-    def send_signal(self, number: int, /) -> None: ...
 
 
 @dataclass
@@ -129,20 +121,17 @@ class Run:
 class LocalRun(Run):
     """A run that a process runs."""
 
-    process: Process
+    #: A ``subprocess.Popen``, or another one with its methods.
+    process: Any
 
     def start(self, folder: Path, options: Mapping[str, Any]) -> None:
-        """Start the process.
-
-        Args:
-            folder: the folder in which local runs are made.
-            options: options of the local run.
-        """
+        """Start the process, which makes the local run in the folder."""
         own = folder / ".host"
         own.mkdir(0o700, parents=True, exist_ok=True)
         self._reader = EventReader(folder / self.record.run_id)
-        files = [own / f"{self.record.run_id}.{kind}" for kind in ("yaml", "json", "txt")]
-        pipeline, self._request, self._output = files
+        pipeline, self._request, self._output = (
+            own / f"{self.record.run_id}.{kind}" for kind in ("yaml", "json", "txt")
+        )
         pipeline.write_text(self.pipeline.text, encoding="utf-8")
         content = {
             "pipeline": str(pipeline),
@@ -155,7 +144,7 @@ class LocalRun(Run):
         self._request.write_text(json.dumps(content), encoding="utf-8")
         self._begin()
 
-    def spawn(self, words: Sequence[str], output: BinaryIO) -> Process:
+    def spawn(self, words: Sequence[str], output: BinaryIO) -> Any:
         """Start a process of the program ``run_process``, which Ctrl-C in the host's terminal does not reach."""
         command = [sys.executable, "-m", "torchx_kfp_dev_host.run_process", *words]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
