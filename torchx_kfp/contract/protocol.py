@@ -77,11 +77,15 @@ REPLICA_ID = "TORCHX_REPLICA_ID"
 NUM_REPLICAS = "TORCHX_NUM_REPLICAS"
 #: The host of replica 0 of the first role. The name is that of TorchX's Kubernetes scheduler.
 RANK0_HOST = "TORCHX_RANK0_HOST"
-OF_REPLICAS = (REPLICA_ID, NUM_REPLICAS, RANK0_HOST)
+#: On this machine, the GPUs of each replica as a JSON object, by the role's name and the index: ``trainer/0``.
+REPLICA_GPUS = "TORCHX_KFP_REPLICA_GPUS"
+OF_REPLICAS = (REPLICA_ID, NUM_REPLICAS, RANK0_HOST, REPLICA_GPUS)
 #: The image of a stage that runs in a container, for the record of its start. The local runner sets it.
 IMAGE = "TORCHX_KFP_IMAGE"
 #: Marks all processes of a run on this machine, where a launcher starts its replicas as processes.
 LOCAL_RUN = "TORCHX_KFP_LOCAL_RUN"
+#: Marks the processes of a stage that has GPUs, and of runs inside of it.
+LOCAL_GPUS = "TORCHX_KFP_LOCAL_GPUS"
 
 RunIds = str | tuple[str, ...]
 

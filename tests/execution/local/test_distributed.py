@@ -201,7 +201,8 @@ def test_variables_of_a_pod_do_not_reach_stages(execute, monkeypatch):
     assert "trainer/0 | TORCHX_RANK0_HOST=localhost\n" in many
 
 
-def test_settings_of_replicas_that_are_not_applied():
+def test_settings_of_replicas_that_are_not_applied(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     resource = Resource(cpu=2, gpu=1, memMB=1000, capabilities={"node.kubernetes.io/instance-type": "big"})
     data = BindMount("/data", "/mnt/data", read_only=True)
     told = []
@@ -223,7 +224,8 @@ def test_settings_of_replicas_that_are_not_applied():
         run(each, watch=Heard(on_event=lambda event: told.append(getattr(event, "not_applied", None))), cache=False)
     assert list(filter(None, told)) == [
         (
-            "cpu, memory and accelerator limits",
+            "cpu and memory limits",
+            "limits of GPUs (CUDA_VISIBLE_DEVICES is '')",
             "node selectors",
             "priority classes",
             "the engine's logs",

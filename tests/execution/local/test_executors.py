@@ -16,6 +16,7 @@ from torchx_kfp.execution.local.executors.mounts import (
     unseen_artifact,
 )
 from torchx_kfp.execution.local.given_keys import GivenKeys
+from torchx_kfp.execution.local.gpus import Gpu, Gpus
 from torchx_kfp.execution.local.preflight import check_bases, find_not_applied
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.pipeline.artifacts import Artifact
@@ -73,7 +74,9 @@ def test_limits_of_all_forms():
     both = {"cpuLimit": 1.0, "resourceCpuLimit": "{{$.inputs.parameters['c']}}", "resourceMemoryLimit": "1Gi"}
     assert read_limits(both, {"c": "250m"}) == Limits(0.25, 2**30)
     accelerator = {"accelerator": {"type": "nvidia.com/gpu", "count": "2", "resourceCount": "1"}}
-    assert read_limits(accelerator, {}) == Limits(accelerators=1)
+    assert read_limits(accelerator, {}) == Limits(gpus=1)
+    other = {"accelerator": {"resourceType": "vpc.amazonaws.com/efa", "resourceCount": "1"}}
+    assert read_limits(other, {}) == Limits()
     assert read_limits({"cpuRequest": 2.0, "resourceMemoryRequest": "1G"}, {}) == Limits()
 
 
@@ -88,14 +91,17 @@ def test_what_processes_cannot_have_containers_can(tmp_path):
     loaded = load_pipeline(pipeline)
     mount = "the volume claim 'claim' (give --mount FOLDER:/no/such/data)"
     inside = GivenKeys(in_containers=True)
-    assert find_not_applied(loaded, given=inside) == ("accelerator limits", mount)
+    none = Gpus(lacks="the container engine has none")
+    lacks = "limits of GPUs (the container engine has none)"
+    assert find_not_applied(loaded, given=inside, gpus=none) == (lacks, mount)
     mounts = (parse_mount(f"{tmp_path}:/no/such/data"),)
-    assert find_not_applied(loaded, given=inside, mounts=mounts) == ("accelerator limits",)
-    assert find_not_applied(loaded, given=inside, mounts=mounts, has_gpus=True) == ()
+    assert find_not_applied(loaded, given=inside, mounts=mounts, gpus=none) == (lacks,)
+    assert find_not_applied(loaded, given=inside, mounts=mounts, gpus=Gpus([Gpu("0", "0")])) == ()
     assert find_not_applied(loaded) == (
         "an empty directory 'scratch' (make the directory /no/such/folder, or use --docker)",
-        "cpu, memory and accelerator limits",
+        "cpu and memory limits",
         "image pull policies",
+        "limits of GPUs (there are no GPUs)",
         "the volume claim 'claim' (make the directory /no/such/data, or use --docker)",
     )
 

@@ -14,7 +14,9 @@ from torchx_kfp.execution.local.given_keys import read_keys
 from torchx_kfp.local import Watch, load_pipeline, run
 
 
-def test_settings_that_are_not_applied_and_what_the_application_may_miss_are_said_once(execute, tmp_path):
+def test_settings_that_are_not_applied_and_what_the_application_may_miss_are_said_once(execute, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
     @dsl.pipeline
     def pipeline():
         for _ in range(2):
@@ -44,9 +46,10 @@ def test_settings_that_are_not_applied_and_what_the_application_may_miss_are_sai
     assert events[0].not_applied == (
         "a temporary volume 'temp' (make the directory /no/temp, or use --docker)",
         "an empty directory 'scratch' (make the directory /no/scratch, or use --docker)",
-        "cpu, memory and accelerator limits",
+        "cpu and memory limits",
         "image pull policies",
         "image pull secrets",
+        "limits of GPUs (CUDA_VISIBLE_DEVICES is '')",
         "node selectors",
         "pod labels and annotations",
         "the config map 'conf' (make the directory /no/config, or use --docker)",

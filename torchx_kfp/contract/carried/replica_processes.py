@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -107,6 +108,8 @@ class Processes:
         # Those without parts are this process's own, which has those of the first role.
         own = {name for name, parts in self.spec["roles"][0]["env"] if parts is None}
         others = own.difference(name for name, _ in role["env"])
+        label = f"{role['name']}/{index}"
+        gpus = json.loads(os.environ.get("TORCHX_KFP_REPLICA_GPUS", "{}"))
         child = subprocess.Popen(
             # If the application cannot be started, the shell says so and sets the exit code.
             ["sh", "-c", 'exec "$@"', "sh", *(texts(parts, self.words, index) for parts in role["command"])],
@@ -115,6 +118,7 @@ class Processes:
                 "TORCHX_REPLICA_ID": index,
                 "TORCHX_NUM_REPLICAS": str(self.counts[position]),
                 "TORCHX_RANK0_HOST": "localhost",
+                **({"CUDA_VISIBLE_DEVICES": gpus[label]} if label in gpus else {}),
                 **{name: texts(parts, self.words, index) for name, parts in role["env"] if parts is not None},
             },
             stdin=subprocess.DEVNULL,
@@ -124,7 +128,7 @@ class Processes:
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS),
         )
         child.returncode = 0  # Popen must not wait for it
-        replica = self.running[child.pid] = Process(position, f"{role['name']}/{index}")
+        replica = self.running[child.pid] = Process(position, label)
         self.readers.append(threading.Thread(target=copy_lines, args=(replica, child.stdout), daemon=True))
         return self.readers[-1]
 

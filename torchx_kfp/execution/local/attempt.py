@@ -31,6 +31,7 @@ from torchx_kfp.execution.local.executors.executor import (
 from torchx_kfp.execution.local.executors.mounts import open_to_all
 from torchx_kfp.execution.local.executors.process import RUN_MARK, StageProcess, stage_mark
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, secret_variables
+from torchx_kfp.execution.local.gpus import Gpus, asked
 from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.local.output import Log, StageLines
 from torchx_kfp.execution.local.packages import activate, provide_environment
@@ -66,6 +67,8 @@ class RunContext:
     given: GivenKeys = field(default_factory=GivenKeys)
     #: What runs stages in containers, if it does.
     containers: Containers | None = None
+    #: The GPUs that stages which ask for some share.
+    gpus: Gpus = field(default_factory=Gpus)
     #: The folder with the runs whose stages have made what stages take.
     runs: str = ""
     pod_names: PodNames = field(default_factory=PodNames)
@@ -105,6 +108,9 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         words = set_aside([*command, *args], S3_ENDPOINT)
         command, args = words[: len(command)], words[len(command) :]
     python = parse_command([*command, *args])
+    asks_gpus = asked(component, [*command, *args], placeholders.parameters) if context.gpus.known else {}
+    if too_many := context.gpus.too_many(asks_gpus):
+        raise ValueError(too_many)
     secrets = secret_variables(component, context.given, run.dag.inputs)
     variables = {**dict(container.env), **secrets}
     if endpoints:
@@ -144,6 +150,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         sources=_sources(context),
         python=python,
         programs=programs,
+        asks_gpus=asks_gpus,
     )
     if context.containers is None:
         return plan
@@ -229,6 +236,9 @@ class Attempt(threading.Thread):
             result = self.plan.result(reason=f"could not be run: {explain(error)}")
         except Exception as error:  # an exception would end the thread, and the run would wait forever
             result = self.plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
+        finally:
+            if self.plan.gpus is not None:
+                self.plan.gpus.release()
         self.ended = time.monotonic()
         self._on_message(result)
 

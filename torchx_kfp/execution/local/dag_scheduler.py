@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
+from torchx_kfp.execution.local import gpus
 from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
 from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.dag_run import (
@@ -57,6 +58,7 @@ from torchx_kfp.execution.runs.events import (
     PipelineRetried,
     RunEnding,
     StageFinished,
+    StagePending,
     StageReplicas,
     StageRetried,
     StageStarted,
@@ -149,6 +151,8 @@ class Scheduler:
         #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
         self._waiting: deque[TaskRun] = deque()
         self._retrying: dict[TaskRun, None] = {}
+        #: Stages that wait for GPUs, in order, with the plans of their attempts.
+        self._for_gpus: dict[TaskRun, AttemptPlan] = {}
         #: Stages that are being prepared, in order: since when, and what will be known.
         self._preparing: dict[TaskRun, tuple[float, futures.Future[_Prepared]]] = {}
         self._running: dict[str, _Running] = {}
@@ -202,9 +206,10 @@ class Scheduler:
 
     def _wait(self) -> None:
         """Wait for the next message, the time of the next action, or a signal."""
-        left = self._agenda[0][0] - time.monotonic() if self._agenda else _LOOK_UP
+        most = gpus.POLL if self._for_gpus else _LOOK_UP
+        left = self._agenda[0][0] - time.monotonic() if self._agenda else most
         with contextlib.suppress(queue.Empty):
-            if message := self._messages.get(timeout=min(_LOOK_UP, max(0.0, left))):
+            if message := self._messages.get(timeout=min(most, max(0.0, left))):
                 message()
 
     def _later(self, delay: float, action: Callable[[], None]) -> None:
@@ -235,11 +240,12 @@ class Scheduler:
         for pod_name, running in self._running.items():
             if stop.ends(running.run):
                 self._end_attempt(pod_name, State.CANCELED, stop.ended)
-        for run in [*self._retrying, *self._preparing, *self._waiting]:
+        for run in [*self._retrying, *self._for_gpus, *self._preparing, *self._waiting]:
             if stop.ends(run):
                 self._retrying.pop(run, None)
                 self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
                 self._preparing.pop(run, None)
+                self._for_gpus.pop(run, None)
         self._waiting = deque(run for run in self._waiting if not stop.ends(run))
 
     def _end_attempt(self, pod_name: str, state: State, reason: str) -> None:
@@ -392,8 +398,12 @@ class Scheduler:
         self._waiting.append(run)
 
     def _start_next(self) -> bool:
-        """Prepare the next stage. Return False if there is none, or no room for it."""
-        if not self._waiting or len(self._running) + len(self._preparing) >= self._options.parallelism:
+        """Start the next stage that waits for GPUs, or prepare the next one. Return False if that is not possible."""
+        if len(self._running) + len(self._preparing) >= self._options.parallelism:
+            return False
+        if self._start_with_gpus():
+            return True
+        if not self._waiting:
             return False
         run = self._waiting.popleft()
         pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
@@ -436,12 +446,33 @@ class Scheduler:
                 except Exception as error:  # whatever it is, other tasks go on
                     self._fail(run, error)
                     continue
-                if found is None:
+                if found is None and plan.asks_gpus:
+                    self._for_gpus[run] = plan
+                    if len(self._for_gpus) > 1 or not self._start_with_gpus():
+                        reason = self._context.gpus.waits(plan.asks_gpus)
+                        self._listener(StagePending(run.name, run.task.name, reason))
+                elif found is None:
                     self._start(run, plan)
                 else:
                     facts: dict[str, Any] = {"duration": 0.0, "attempts": 0, "started_at": time.time()}
                     named = dataclasses.replace(found, name=run.name, task=run.task.name, state=State.CACHED, **facts)
                     self._end(run, named)
+
+    def _start_with_gpus(self) -> bool:
+        """Start the stage that has waited longest for GPUs, if they are free.
+
+        A stage that asks for fewer does not overtake it: it might wait forever.
+        """
+        run, plan = next(iter(self._for_gpus.items()), (None, None))
+        if run is None or plan is None or (held := self._context.gpus.take(plan.asks_gpus)) is None:
+            return False
+        del self._for_gpus[run]
+        try:
+            self._start(run, plan.with_gpus(held))
+        except BaseException:  # the listener's
+            held.release()
+            raise
+        return True
 
     def _start(self, run: TaskRun, plan: AttemptPlan) -> None:
         self._attempts[run.name] += 1
@@ -570,7 +601,7 @@ class Scheduler:
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, with all stages inside it that are not done."""
         stop = self._stop_of(run) if state is State.NOT_RUN else None
-        canceled, has_waited = False, run in self._waiting or run in self._preparing
+        canceled, has_waited = False, any(run in those for those in (self._waiting, self._preparing, self._for_gpus))
         for stage in [run] if run.component.dag is None else self._inside(run):
             names = [*self._executions.get((without_indices(stage.name), indices_of(stage.name)), ())]
             # What has ended and begins again was waiting for another attempt.

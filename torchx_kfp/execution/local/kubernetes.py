@@ -19,7 +19,8 @@ from typing import Any
 from torchx_kfp.contract.protocol import OF_LAUNCHERS, RUN_ID_LABEL
 from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files
-from torchx_kfp.execution.pipeline.placeholders import parse_quantity
+from torchx_kfp.execution.local.gpus import Gpus, accelerators
+from torchx_kfp.execution.pipeline.placeholders import is_gpu, parse_quantity
 from torchx_kfp.execution.pipeline.pod_settings import (
     FIELDS,
     FILES,
@@ -179,11 +180,8 @@ def _fields(run_id: str = "", pod_name: str = "", pod_uid: str = "") -> dict[str
     }
 
 
-def not_applied(component: Component, *, in_container: bool = False, has_gpus: bool = False) -> list[str]:
-    """Return the kinds of settings of a component that have no effect on a process, or on a container.
-
-    ``has_gpus`` tells whether containers can be given GPUs.
-    """
+def not_applied(component: Component, gpus: Gpus, *, in_container: bool = False) -> list[str]:
+    """Return the kinds of settings of a component that have no effect on a process, or on a container."""
     kinds = [
         setting.words
         for key, setting in POD_SETTINGS.items()
@@ -191,10 +189,13 @@ def not_applied(component: Component, *, in_container: bool = False, has_gpus: b
     ]
     kinds += map(_unknown, component.platform.keys() - POD_SETTINGS.keys())
     resources = component.container.resources if component.container is not None else {}
-    if in_container and resources.get("accelerator") and not has_gpus:
-        kinds.append("accelerator limits")
-    if resources and not in_container:
-        kinds.append("cpu, memory and accelerator limits")
+    if resources.keys() - {"accelerator"} and not in_container:
+        kinds.append("cpu and memory limits")
+    for kind in accelerators(component):
+        if not is_gpu(kind):
+            kinds.append(f"limits of {kind}")
+        elif not gpus.known:
+            kinds.append(f"limits of GPUs ({gpus.lacks})")
     kinds += [
         f"the variable {item['name']} (from the pod's {item['fieldPath']})"
         for item in component.platform.get(FIELDS) or ()
@@ -223,8 +224,9 @@ def _unknown(key: str) -> str:
 
 def _of_replicas(role: ReplicaRole) -> list[str]:
     kinds = [text for key, text in _OF_REPLICAS.items() if role.pod.get(key)]
-    if role.pod["containers"][0].get("resources"):
-        kinds.append("cpu, memory and accelerator limits")
+    limits = role.pod["containers"][0].get("resources") or {}
+    if any({"cpu", "memory"} & limit.keys() for limit in limits.values()):
+        kinds.append("cpu and memory limits")
     if role.mounts:
         kinds.append(f"the mounts of replicas ({', '.join(role.mounts)})")
     fields = [(one["name"], one.get("valueFrom", {}).get("fieldRef")) for one in role.variables]

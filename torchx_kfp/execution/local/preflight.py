@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchx_kfp.common.text import joined
@@ -12,16 +14,18 @@ from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.errors import ArgumentError, MissingCredentialsError, TrackerError
 from torchx_kfp.execution.local import kubernetes
+from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.given_keys import GivenKeys, missing_variables
+from torchx_kfp.execution.local.gpus import Gpus, accelerators, asked, visible_gpus
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.model import checks as backend
 from torchx_kfp.execution.model.findings import REFUSED_HERE, Finding, Kind, merge, refuse
 from torchx_kfp.execution.model.versions import NEWEST, Version
-from torchx_kfp.execution.pipeline.conditions import is_field_selector
+from torchx_kfp.execution.pipeline.conditions import is_field_selector, is_true
 from torchx_kfp.execution.pipeline.endpoints import described, own_endpoints
 from torchx_kfp.execution.pipeline.load import reading
-from torchx_kfp.execution.pipeline.placeholders import with_names
+from torchx_kfp.execution.pipeline.placeholders import is_gpu, with_names
 from torchx_kfp.execution.pipeline.pod_settings import FILES, VARIABLES, entries
 from torchx_kfp.execution.pipeline.python_components import (
     names_executor,
@@ -75,8 +79,8 @@ def find_not_applied(
     arguments: Mapping[str, Any] | None = None,
     given: GivenKeys | None = None,
     mounts: Sequence[Mount] = (),
+    gpus: Gpus | None = None,
     *,
-    has_gpus: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, ...]:
     """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine.
@@ -86,10 +90,10 @@ def find_not_applied(
         arguments: the values of its parameters.
         given: its secrets and config maps, and whether its stages run in containers.
         mounts: the mounts of its containers.
-        has_gpus: whether its containers can be given GPUs.
+        gpus: the GPUs that its stages share. Default: none.
         environ: the variables of this machine.
     """
-    arguments, given = arguments or {}, given or GivenKeys()
+    arguments, given, gpus = arguments or {}, given or GivenKeys(), gpus or Gpus()
     with reading(f"The pipeline {pipeline.name!r}"):
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
         if any(own_endpoints(environ, in_container=False)):
@@ -97,17 +101,15 @@ def find_not_applied(
                 kinds.add(described(stage.variables, environ, in_container=given.in_containers))
             kinds.discard("")
         for scoped in walk(pipeline, arguments=arguments):
-            kinds.update(stage_not_applied(scoped, given, mounts, has_gpus=has_gpus))
+            kinds.update(stage_not_applied(scoped, given, mounts, gpus))
         return tuple(sorted(kinds))
 
 
-def stage_not_applied(
-    scoped: ScopedTask, given: GivenKeys, mounts: Sequence[Mount], *, has_gpus: bool
-) -> Iterator[str]:
+def stage_not_applied(scoped: ScopedTask, given: GivenKeys, mounts: Sequence[Mount], gpus: Gpus) -> Iterator[str]:
     """Yield what a stage does not have on this machine: see ``find_not_applied``."""
     component, inputs = scoped.component, scoped.scope_inputs
     yield from missing_variables(component, given, inputs)
-    yield from kubernetes.not_applied(component, in_container=given.in_containers, has_gpus=has_gpus)
+    yield from kubernetes.not_applied(component, gpus, in_container=given.in_containers)
     yield from kubernetes.missing_volumes(component, given, inputs, [mount.target for mount in mounts])
 
 
@@ -171,6 +173,46 @@ def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
             f"runs {named}, but on this machine one container runs all replicas of a stage. Run the stage as processes "
             "(without --docker), or use one image for all of them"
         )
+
+
+def find_gpus(stages: Iterable[ScopedTask], containers: Containers | None = None) -> Gpus:
+    """Return the GPUs that the stages of a run share: none if no stage asks for any.
+
+    Args:
+        stages: the stages.
+        containers: what runs them in containers, if it does.
+    """
+    if not any(is_gpu(kind) for stage in stages for kind in accelerators(stage.component)):
+        return Gpus()
+    if containers is None:
+        return visible_gpus()
+    if not containers.engine.has_gpus:
+        return Gpus(lacks="the container engine has none")
+    gpus = visible_gpus()
+    return gpus if gpus.known else replace(gpus, lacks=f"all containers share the engine's first ones: {gpus.lacks}")
+
+
+def check_gpus(stages: Iterable[ScopedTask], gpus: Gpus) -> list[Finding]:
+    """Return a finding for each stage that asks for more GPUs than there are, as far as that is known before the run.
+
+    Without any GPU, stages run without.
+    """
+    found = []
+    for stage in stages:
+        with contextlib.suppress(ValueError):  # its limit is known only when the pipeline runs
+            asks = asked(stage.component, stage.decoded.words, stage.resolved.known)
+            if (too_many := gpus.too_many(asks)) and not _is_skipped(stage):
+                found.append(Finding(Kind.NOT_HERE, f"task {stage.path!r}", f"{too_many}, or run the pipeline on KFP"))
+    return merge(found)
+
+
+def _is_skipped(stage: ScopedTask) -> bool:
+    """Tell whether it is known that the condition of the stage, or of a branch around it, is false."""
+    for place in stage.around:
+        with contextlib.suppress(ValueError):
+            if place.task.condition is not None and not is_true(place.task.condition, place.resolved.known):
+                return True
+    return False
 
 
 def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:

@@ -33,7 +33,7 @@ from torchx_kfp.execution.local.executors.mounts import Mount
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, missing_variables, verify_given
 from torchx_kfp.execution.local.kubernetes import has_workspace, time_limit
 from torchx_kfp.execution.local.output import StageLines
-from torchx_kfp.execution.local.preflight import stage_not_applied
+from torchx_kfp.execution.local.preflight import find_gpus, stage_not_applied
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 from torchx_kfp.execution.local.runner import connected, make_context
 from torchx_kfp.execution.pipeline.endpoints import described
@@ -200,12 +200,15 @@ def replay(
         connected(chosen, run_id) as containers,
         Journal(folder, invocation.pipeline, record.arguments, stored, watch.on_warning) as journal,
     ):
-        context = make_context(folder, chosen, given, containers, runs)
+        place = dataclasses.replace(invocation.place, component=invocation.component)
+        context = make_context(folder, chosen, given, containers, find_gpus([place], containers), runs)
         plan, differs = _plan(invocation, context, overrides)
         where = record.link or str(record.folder)
         say(f"Replays {invocation.name} ({where}).{' What is not as it was:' if differs else ''}")
         for sentence in differs:
             say(f"- {sentence}.")
+        if plan.asks_gpus:
+            plan = plan.with_gpus(context.gpus.wait(plan.asks_gpus, say))
         result = _run(invocation, plan, differs, context, journal, StageLines(watch))
         return ReplayResult(run_id, invocation.name, result, invocation.result, folder, differs)
 
@@ -373,8 +376,7 @@ def _differences(
     lacks = missing_variables(component, context.given, invocation.place.scope_inputs)
     if in_container or not was_process:
         scoped = dataclasses.replace(invocation.place, component=component)
-        has_gpus = context.containers is not None and context.containers.engine.has_gpus
-        lacks = stage_not_applied(scoped, context.given, context.options.mounts, has_gpus=has_gpus)
+        lacks = stage_not_applied(scoped, context.given, context.options.mounts, context.gpus)
     set_there = [*(component.container.env if component.container else ()), *facts.variables.items()]
     ignored = [*lacks, described(set_there, os.environ, in_container=in_container)]
     if time_limit(component.platform):

@@ -24,12 +24,20 @@ from torchx_kfp.execution.local.executors.engine import find_engine
 from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
 from torchx_kfp.execution.local.forecast import StageForecast, forecast
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
+from torchx_kfp.execution.local.gpus import Gpus
 from torchx_kfp.execution.local.kubernetes import has_workspace
 from torchx_kfp.execution.local.output import StageLines
 from torchx_kfp.execution.local.own_code import LocalCode
-from torchx_kfp.execution.local.preflight import check_bases, check_code, check_supported, find_not_applied
+from torchx_kfp.execution.local.preflight import (
+    check_bases,
+    check_code,
+    check_gpus,
+    check_supported,
+    find_gpus,
+    find_not_applied,
+)
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
-from torchx_kfp.execution.model.findings import Finding
+from torchx_kfp.execution.model.findings import Finding, refuse
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.execution.pipeline.python_components import PROJECT
@@ -161,12 +169,13 @@ def start(
     folder = Path(output_dir).absolute() / run_id
     watch = watch if watch is not None else default_watch()
     with connected(chosen, run_id) as containers:
+        gpus = _find_gpus(prepared, containers)
         prepared.upload(say)
         check_code(stages, chosen)
         if chosen.kfp_workspace and has_workspace(loaded):
             make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
         with Journal(folder, loaded, values, chosen.as_json(), watch.on_warning, command, exist_ok=is_again) as journal:
-            context = make_context(folder, chosen, given, containers)
+            context = make_context(folder, chosen, given, containers, gpus)
             context = dataclasses.replace(context, pod_names=pod_names or PodNames())
             prepared.record(run_id, watch.on_warning)
             return _execute(prepared, found, context, journal, watch, done or {})
@@ -189,7 +198,8 @@ def dry_run(
     with tempfile.TemporaryDirectory() as place, connected(chosen, run_id) as containers:
         folder = Path(place) / run_id
         folder.mkdir()
-        context = make_context(folder, chosen, given, containers, str(Path(output_dir).absolute()))
+        gpus = _find_gpus(prepared, containers)
+        context = make_context(folder, chosen, given, containers, gpus, str(Path(output_dir).absolute()))
         cache = _cache_of(prepared, context, Watch()) if chosen.cache else None
         return forecast(prepared.pipeline, prepared.values, context, cache, prepared.fresh)
 
@@ -201,6 +211,18 @@ def _options_of(prepared: PreparedRun, keywords: RunKeywords) -> tuple[RunOption
     urls = (value for value in prepared.arguments.values() if isinstance(value, str) and "://" in value)
     chosen = dataclasses.replace(chosen, copy_from=(*chosen.copy_from, *urls))
     return chosen, check_supported(prepared.pipeline, prepared.values, in_containers=chosen.docker)
+
+
+def _find_gpus(prepared: PreparedRun, containers: Containers | None) -> Gpus:
+    """Return the GPUs that the stages of a run share.
+
+    Raises:
+        UnsupportedPipelineError: a stage asks for more.
+    """
+    stages = list(known_stages(prepared.pipeline, prepared.values))
+    gpus = find_gpus(stages, containers)
+    refuse(prepared.pipeline.name, check_gpus(stages, gpus))
+    return gpus
 
 
 def _given_keys(
@@ -225,7 +247,12 @@ def _named_variables(names: Collection[str]) -> dict[str, str]:
 
 
 def make_context(
-    folder: Path, options: RunOptions, given: GivenKeys, containers: Containers | None, runs: str = ""
+    folder: Path,
+    options: RunOptions,
+    given: GivenKeys,
+    containers: Containers | None,
+    gpus: Gpus,
+    runs: str = "",
 ) -> RunContext:
     """Return the facts that all stages of the run in this folder share.
 
@@ -255,6 +282,7 @@ def make_context(
         options=options,
         given=given,
         containers=containers,
+        gpus=gpus,
         runs=runs or str(folder.parent),
     )
 
@@ -282,8 +310,7 @@ def _execute(
 
     options = context.options
     cache = _cache_of(prepared, context, watch) if options.cache else None
-    has_gpus = context.containers is not None and context.containers.engine.has_gpus
-    not_applied = find_not_applied(pipeline, arguments, context.given, options.mounts, has_gpus=has_gpus)
+    not_applied = find_not_applied(pipeline, arguments, context.given, options.mounts, context.gpus)
     started = time.monotonic()
     lines = StageLines(watch)
     scheduler = Scheduler(pipeline, context, lines, listener, done, cache, prepared.fresh)

@@ -289,11 +289,11 @@ _GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of CPUs, memory in bytes, and accelerators. None means no limit; 0 means that none are requested."""
+    """Limits of CPUs and of memory in bytes, None for no limit, and the number of NVIDIA GPUs."""
 
     cpus: float | None = None
     memory: int | None = None
-    accelerators: int = 0
+    gpus: int = 0
 
 
 def read_limits(resources: Mapping[str, Any], inputs: Mapping[str, Any]) -> Limits:
@@ -302,15 +302,22 @@ def read_limits(resources: Mapping[str, Any], inputs: Mapping[str, Any]) -> Limi
     Raises:
         ValueError: a value is not a quantity.
     """
-    count = _pod_text(resources.get("accelerator") or {}, "resourceCount", "count", inputs)
+    accelerator = resources.get("accelerator") or {}
+    count = _pod_text(accelerator, "resourceCount", "count", inputs)
+    kind = _pod_text(accelerator, "resourceType", "type", inputs)
     cpus = _pod_text(resources, "resourceCpuLimit", "cpuLimit", inputs)
     memory = _pod_text(resources, "resourceMemoryLimit", "", inputs)
     gigabytes = float(resources.get("memoryLimit") or 0)
     return Limits(
         cpus=None if cpus is None else float(parse_quantity(cpus)) or None,
         memory=round(gigabytes * _GIGABYTE) or None if memory is None else math.ceil(parse_quantity(memory)) or None,
-        accelerators=int(parse_quantity(count)) if count else 0,
+        gpus=int(parse_quantity(count)) if count and kind and is_gpu(kind) else 0,
     )
+
+
+def is_gpu(kind: str) -> bool:
+    """Tell whether accelerators of this type are NVIDIA's GPUs, or parts of them: ``nvidia.com/mig-1g.5gb``."""
+    return kind.startswith("nvidia.com/")
 
 
 def parse_quantity(text: str) -> Decimal:

@@ -71,9 +71,10 @@ class StageWaiting:
 
 @dataclass(frozen=True)
 class StagePending:
-    """The pod of a stage exists and cannot start yet, or its reason has changed; the reason is empty once it is gone.
+    """A stage cannot start yet, or its reason has changed; the reason is empty once it is gone.
 
-    ``reason`` is what Kubernetes says: ``Unschedulable: 0/1 nodes are available: 1 Insufficient cpu``.
+    On KFP, ``reason`` is what Kubernetes says of its pod: ``Unschedulable: 0/1 nodes are available: 1 Insufficient
+    cpu``. On this machine, the stage waits for GPUs: ``waits for 1 of this machine's 2 GPUs``.
     """
 
     name: str

@@ -84,7 +84,7 @@ class StageState:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the stage's pod cannot start yet; ``reason`` says why."""
+        """Whether the stage cannot start yet; ``reason`` says why."""
         return self.state is State.QUEUED and bool(self.reason)
 
     @property

@@ -25,11 +25,12 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], kf
     `torchx-kfp run` would reject the pipeline.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target, split_words
-    from torchx_kfp.execution.local.preflight import check_pipeline, find_not_applied
+    from torchx_kfp.execution.local.preflight import check_gpus, check_pipeline, find_gpus, find_not_applied
     from torchx_kfp.execution.model.findings import REFUSED_HERE, Kind
     from torchx_kfp.execution.model.versions import NEWEST, OLDEST, parse_version
     from torchx_kfp.execution.model.workflow import check_size, measure
     from torchx_kfp.execution.pipeline.values import defaults_of, missing_arguments, parse_arguments
+    from torchx_kfp.execution.pipeline.walk import known_stages
 
     version = NEWEST if kfp is None else parse_version(kfp)
     if version is None or version < OLDEST:
@@ -38,13 +39,15 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], kf
         )
     pipeline, findings = load_target(target)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
-    findings += check_pipeline(pipeline, arguments, version=version)
+    stages = list(known_stages(pipeline, arguments))
+    gpus = find_gpus(stages)
+    findings += [*check_pipeline(pipeline, arguments, version=version), *check_gpus(stages, gpus)]
     findings += [*find_own_functions(pipeline), *check_size(measure(pipeline))]
     in_order = list(Kind)
     for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):
         print_text(f"{finding.kind.value}: {finding}")
     print_message(f"{pipeline.name}: {counted(len(findings), 'finding')}.")
-    if kinds := find_not_applied(pipeline, arguments):
+    if kinds := find_not_applied(pipeline, arguments, gpus=gpus):
         print_message(f"A run on this machine does not apply: {'; '.join(kinds)}.")
     # Runs have a tracker base of their own: that of --tracker-base, of the settings, or a folder.
     if missing := missing_arguments(pipeline, {TRACKER_BASE: "", **arguments}):

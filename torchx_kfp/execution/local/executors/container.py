@@ -261,8 +261,11 @@ class Containers:
             # The limit with swap is the same, since Kubernetes has no swap.
             memory = max(limits.memory, _LEAST_MEMORY)
             options += [f"--memory={memory}b", f"--memory-swap={memory}b"]
-        if limits.accelerators and self.engine.has_gpus:
-            options.append(f"--gpus={limits.accelerators}")
+        if plan.gpus is not None:
+            options += self.engine.gpu_options([gpu.name for gpu in plan.gpus.gpus])
+        elif limits.gpus and self.engine.has_gpus and not self.engine.is_podman:
+            # They may be those of another machine (DOCKER_HOST), which are not known here.
+            options.append(f"--gpus={limits.gpus}")
         if container.shared_memory is not None:
             options.append(f"--shm-size={container.shared_memory}b")
         mounts = [

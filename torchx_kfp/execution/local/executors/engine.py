@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class Engine:
         remaps_users: whether a container's root is a different user on this machine, who needs access to the mounts.
         is_rootless: whether a container's root is this user.
         has_gpus: whether it can give NVIDIA GPUs to containers.
+        is_podman: whether it is Podman, which names GPUs in its own way.
     """
 
     program: str
@@ -54,6 +55,14 @@ class Engine:
     remaps_users: bool
     is_rootless: bool
     has_gpus: bool
+    is_podman: bool
+
+    def gpu_options(self, names: Sequence[str]) -> list[str]:
+        """Return the options of a container that has the GPUs of these indices or UUIDs."""
+        if self.is_podman:
+            return [f"--device=nvidia.com/gpu={name}" for name in names]
+        # A field of CSV, which would end at a comma.
+        return [f'--gpus="device={",".join(names)}"']
 
     def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return what the engine knows of an image or a container; None if there is none of this name."""
@@ -162,7 +171,7 @@ def _engine(program: str, info: Mapping[str, Any]) -> Engine:
     if host := info.get("host"):  # Podman, also under Docker's name
         version = str((info.get("version") or {}).get("Version"))
         is_rootless = bool((host.get("security") or {}).get("rootless"))
-        return Engine(program, version, int(host.get("cpus") or 0), False, is_rootless, has_device)
+        return Engine(program, version, int(host.get("cpus") or 0), False, is_rootless, has_device, True)
     security = str(info.get("SecurityOptions"))
     return Engine(
         program,
@@ -171,6 +180,7 @@ def _engine(program: str, info: Mapping[str, Any]) -> Engine:
         "name=userns" in security,
         "rootless" in security,
         "nvidia" in (info.get("Runtimes") or {}) or has_device,
+        False,
     )
 
 

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.inputs import SEPARATOR, is_stage_input
 from torchx_kfp.execution.local.executors.mounts import Mount, source_of
+from torchx_kfp.execution.local.gpus import HeldGpus
 from torchx_kfp.execution.local.output import Log
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import Limits, PlaceholderValues
@@ -96,6 +97,9 @@ class AttemptPlan:
     programs: Mapping[str, str] = field(default_factory=dict)
     #: The container, when it is going to be started; None for a process.
     container: ContainerPlan | None = None
+    #: How many GPUs it asks for (see ``gpus.asked``), and those that it has, when it is going to be started.
+    asks_gpus: Mapping[str, int] = field(default_factory=dict)
+    gpus: HeldGpus | None = None
     #: What runs in place of the command, attached to this process's terminal: a replay.
     replaces: Sequence[str] | None = None
     #: The run id with which a replay records; empty if the command says it.
@@ -130,6 +134,11 @@ class AttemptPlan:
     def taken(self) -> str:
         """The folder for copies of the artifacts that the stage takes."""
         return str(self.folder / TAKEN)
+
+    def with_gpus(self, gpus: HeldGpus) -> AttemptPlan:
+        """Return the plan of an attempt that has these GPUs."""
+        environ = gpus.environ(self.asks_gpus, self.environ, in_container=self.container is not None)
+        return replace(self, environ=environ, gpus=gpus)
 
     def result(self, exit_code: int | None = None, reason: str = "", **facts: Any) -> StageResult:
         """Return the result of the attempt, which has failed if there is a reason."""

@@ -52,8 +52,10 @@ class StageProcess(RunningStage):
             AttemptError: there is no such command, or it cannot be started with these words.
         """
         words, environ, attached = plan.process_command, plan.environ, plan.replaces is not None
+        # They keep its GPUs taken even if the runner is killed.
+        locks = [lock.fileno() for lock in plan.gpus.locks] if plan.gpus is not None else []
         try:
-            super().__init__(words, attached=attached, env=dict(environ), cwd=plan.directory)
+            super().__init__(words, attached=attached, env=dict(environ), cwd=plan.directory, pass_fds=locks)
         except (OSError, ValueError) as error:
             raise start_error(words, error) from None
         pid, is_marked = self.process.pid, _has_mark(environ.get(RUN_MARK, "").rpartition(":")[2])

@@ -1,0 +1,259 @@
+"""The NVIDIA GPUs of this machine: what stages ask for, and who has which.
+
+A GPU is held by a socket whose abstract name has the GPU in it, so that all runs and users of the machine share them.
+The name vanishes with the last process that has the socket: the runner, and those of the stage, which inherit it. So a
+GPU stays taken while something runs on it, also if the runner is killed, and there is no file that anybody could leave,
+remove or forbid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.common.text import counted, shown
+from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.protocol import LOCAL_GPUS, LOCAL_RUN, REPLICA_GPUS
+from torchx_kfp.contract.specification import ReplicaRole
+from torchx_kfp.errors import explain
+from torchx_kfp.execution.pipeline.placeholders import is_gpu, parse_quantity, read_limits
+from torchx_kfp.execution.pipeline.spec import Component
+
+#: Seconds between looks whether a GPU is free that another run had.
+POLL = 0.5
+#: CUDA's variable with the GPUs that a process sees, and the one that gives them the numbers of nvidia-smi and Docker.
+_VISIBLE, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+#: Seconds that nvidia-smi has: it loads the driver.
+_PATIENCE = 20.0
+#: The forms of an entry of CUDA's variable, and the lines of ``nvidia-smi -L``.
+_ENTRY = re.compile(r"\d{1,4}|GPU-[0-9a-fA-F-]{1,36}|MIG-[\w/-]{1,60}")
+_LINE = re.compile(r"(?:GPU (\d+)|  MIG .*):.* \(UUID: ((?:GPU|MIG)-[\w/-]{1,60})\)\s*")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or a part of one (MIG): its name for CUDA and Docker, and the one by which all runs know it."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True)
+class HeldGpus:
+    """GPUs that one attempt has, until it releases them."""
+
+    gpus: Sequence[Gpu]
+    #: What the processes of the stage inherit.
+    locks: Sequence[socket.socket]
+
+    @property
+    def names(self) -> list[str]:
+        """Their names for CUDA and Docker."""
+        return [gpu.name for gpu in self.gpus]
+
+    def environ(self, asks: Mapping[str, int], environ: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
+        """Return the variables of a stage with those that give it its GPUs.
+
+        Args:
+            asks: what it asks for: see ``asked``.
+            environ: its other variables.
+            in_container: whether it runs in a container, which has no other GPUs, and numbers of its own for them.
+        """
+        names = self.names
+        if in_container:
+            names = [str(index) if name.isdigit() else name for index, name in enumerate(names)]
+        left = iter(names)
+        shares = {replica: ",".join(itertools.islice(left, number)) for replica, number in asks.items()}
+        of_replicas = {} if "" in shares else {REPLICA_GPUS: json.dumps(shares)}
+        if in_container:
+            return {**environ, **of_replicas}
+        # A run inside of this stage shares out the stage's GPUs among its own stages.
+        own = {_VISIBLE: ",".join(names), LOCAL_GPUS: environ.get(LOCAL_RUN, "")}
+        return {_ORDER: "PCI_BUS_ID", **environ, **own, **of_replicas}
+
+    def release(self) -> None:
+        """Let others have them as soon as no process of the stage is left."""
+        for lock in self.locks:
+            lock.close()
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs that the stages of a run share with those of other runs. If there are none, ``lacks`` says why."""
+
+    known: Sequence[Gpu] = ()
+    lacks: str = "there are no GPUs"
+    #: The stage inside of which the run runs, if that has GPUs: its own stages share them.
+    holder: str = ""
+
+    def take(self, asks: Mapping[str, int]) -> HeldGpus | None:
+        """Take as many GPUs as a stage asks for, or none if too few are free."""
+        number = sum(asks.values())
+        gpus: list[Gpu] = []
+        with contextlib.ExitStack() as taken:
+            locks: list[socket.socket] = []
+            for gpu in self.known:
+                if len(gpus) < number and (lock := _lock(f"{self.holder}{gpu.key}")) is not None:
+                    gpus.append(gpu)
+                    locks.append(taken.enter_context(lock))
+            if len(gpus) < number:
+                return None
+            taken.pop_all()
+            return HeldGpus(gpus, locks)
+
+    def wait(self, asks: Mapping[str, int], say: Callable[[str], object]) -> HeldGpus:
+        """Wait until they are free, and take them; ``say`` gets a sentence if that takes time."""
+        told = False
+        while (held := self.take(asks)) is None:
+            if not told:
+                say(f"It {self.waits(asks)}.")
+            told = True
+            time.sleep(POLL)
+        return held
+
+    def waits(self, asks: Mapping[str, int]) -> str:
+        """Return the reason of a stage that waits."""
+        return f"waits for {sum(asks.values())} of this machine's {counted(len(self.known), 'GPU')}"
+
+    def too_many(self, asks: Mapping[str, int]) -> str:
+        """Return why a stage cannot run that asks for more than there are, as a clause; empty if it can."""
+        number = sum(asks.values())
+        if not self.known or number <= len(self.known):
+            return ""
+        visible = os.environ.get(_VISIBLE)
+        seen = "" if visible is None else f" ({_VISIBLE}={visible})"
+        return f"asks for {counted(number, 'GPU')}, but this machine has {len(self.known)}{seen}. Ask for fewer"
+
+
+def asked(component: Component, words: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many GPUs a stage asks for, by the names of its replicas; its own, if it has none, is empty.
+
+    Args:
+        component: its component.
+        words: its command.
+        inputs: the values of its parameters.
+
+    Raises:
+        ValueError: a limit is not known yet, or is not a quantity.
+    """
+    own = read_limits(component.container.resources, inputs).gpus if component.container is not None else 0
+    roles = decode(words).replica_roles
+    if not roles:
+        return {"": own} if own else {}
+    # What is set on the task of a distributed stage holds for each replica.
+    each = {
+        role.name: own or sum(int(parse_quantity(str(one))) for kind, one in _limits(role).items() if is_gpu(kind))
+        for role in roles
+    }
+    shares = {f"{role.name}/{index}": each[role.name] for role in roles for index in range(_replicas(role))}
+    return shares if any(shares.values()) else {}
+
+
+def accelerators(component: Component) -> set[str]:
+    """Return the types of accelerators that a stage may ask for."""
+    resources = component.container.resources if component.container is not None else {}
+    accelerator = resources.get("accelerator") or {}
+    own = {str(accelerator.get("resourceType") or accelerator.get("type") or "")} if accelerator else set()
+    return own.union(*map(_limits, component.decoded.replica_roles))
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> Gpus:
+    """Return the GPUs of CUDA_VISIBLE_DEVICES or, without it, those that ``nvidia-smi -L`` lists.
+
+    CUDA sees those before the first entry that is none. Without nvidia-smi, entries are taken at their word.
+    """
+    holder = environ.get(LOCAL_GPUS, "")
+    holder = holder and f"{hashlib.sha256(holder.encode()).hexdigest()[:12]}-"
+    lacks, listed = _list_gpus(environ)
+    visible = environ.get(_VISIBLE)
+    found: dict[str, Gpu] = {}
+    if visible is not None:
+        lacks = f"{_VISIBLE} is {shown(visible)}"
+        for entry in map(str.strip, visible.split(",")):
+            gpu = _find(entry, listed)
+            if gpu is None or gpu.key in found:
+                break
+            found[gpu.key] = gpu
+        return Gpus([*found.values()], lacks, holder)
+    for index, key in listed:
+        whole = next(reversed(found.values()), None)
+        if not index and whole is not None and whole.name.isdigit():
+            del found[whole.key]  # CUDA runs on its parts only
+        found[key] = Gpu(index or key, key)
+    return Gpus([*found.values()], lacks, holder)
+
+
+def _find(entry: str, listed: Sequence[tuple[str, str]]) -> Gpu | None:
+    """Return the GPU that an entry of CUDA's variable names; None if it names none, or several."""
+    if not _ENTRY.fullmatch(entry):
+        return None
+    if not listed:
+        return Gpu(entry, entry)
+    keys = [key for index, key in listed if (index == str(int(entry)) if entry.isdigit() else key.startswith(entry))]
+    return Gpu(entry, keys[0]) if len(keys) == 1 else None
+
+
+def _list_gpus(environ: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
+    """Return why nvidia-smi lists no GPUs, or their numbers and UUIDs; parts of GPUs have no number, and follow it."""
+    program = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if program is None:
+        return "there is no nvidia-smi", []
+    try:
+        with subprocess.Popen(
+            [program, "-L"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=_PATIENCE)
+            except BaseException:  # such as Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+    except subprocess.TimeoutExpired:
+        return f"nvidia-smi has not answered for {_PATIENCE:g} s", []
+    except OSError as error:
+        return f"nvidia-smi cannot be started: {explain(error)}", []
+    if process.returncode:
+        return f"nvidia-smi fails with exit code {process.returncode}", []
+    lines = map(_LINE.fullmatch, output.decode(errors="replace").splitlines())
+    return "nvidia-smi lists no GPUs", [(line[1] or "", line[2]) for line in lines if line]
+
+
+def _lock(name: str) -> socket.socket | None:
+    """Take the name; return None if somebody has it."""
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind(f"\0torchx-kfp-gpu-{name}")
+        return lock
+    except OSError:
+        lock.close()
+        return None
+
+
+def _limits(role: ReplicaRole) -> dict[str, Any]:
+    """Return a replica's limits, except those of cpu and memory."""
+    limits = role.pod["containers"][0].get("resources", {}).get("limits", {})
+    return {name: number for name, number in limits.items() if name not in ("cpu", "memory")}
+
+
+def _replicas(role: ReplicaRole) -> int:
+    """Return the number of a role's replicas; the fewest that it may have, if the number is not known yet."""
+    if not role.count:
+        return role.most
+    with contextlib.suppress(ValueError, OverflowError):
+        return min(int(float(role.count)), role.most)
+    return role.fewest
