@@ -55,6 +55,10 @@ def test_files_come_from_object_stores_and_from_where_the_user_says(tmp_path):
             (f"s3://bucket/key::{site}/x", "chained"),
             (f"dir://{data}/key", "--copy-from dir://"),
             (f"{site}/model", f"--copy-from {site}/model"),
+            (f"{site}/mod/../model", ".. in its path"),
+            (f"{site}/mod/%2E%2e/model", ".. in its path"),
+            ("oci://registry/model:1", "only KFP's importer"),
+            ("huggingface://org/model", "only KFP's importer"),
             ("http://169.254.169.254/latest", "--copy-from http://169.254.169.254/latest"),
             ("hdfs://namenode:8020/x", "--copy-from hdfs://namenode:8020/x"),
         ):

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from torchx_kfp.common.safe_files import UnfitFileError, is_below, read_bytes, special_kind, temporary_name
 from torchx_kfp.common.text import joined, shown
@@ -36,6 +37,8 @@ from torchx_kfp.tracking.recorder import Artifact as Registered
 
 #: The seconds by which the time of a file may lag behind the clock.
 _COARSE = 0.02
+#: Schemes that fsspec lacks, or has for something else.
+_OF_KFP = ("oci", "huggingface")
 #: How many bytes the kernel is asked to copy at once.
 _CHUNK = 1 << 30
 
@@ -121,8 +124,14 @@ def verify_source(url: str, sources: Collection[str]) -> None:
     path = path if "://" in path else os.path.abspath(path)
     if "::" in url:
         why = "it is a chained URL. Give the URL, or the path, of the file itself"
-    elif is_object_store(url) or any(is_below(path, source) for source in sources):
+    elif is_object_store(url):
         return
+    elif ".." in unquote(path).split("/"):
+        why = "it has .. in its path. Give the URL without it"
+    elif any(is_below(path, source) for source in sources):
+        return
+    elif path.partition("://")[0] in _OF_KFP:
+        why = "only KFP's importer reads such a URI. Download the model, and import that folder or an s3:// URI"
     elif "://" in path:
         why = f"it is not in an object store. If you trust that server: --copy-from {url}"
     else:
