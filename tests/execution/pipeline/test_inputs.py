@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from torchx_kfp.execution.pipeline.artifacts import Artifact
+from torchx_kfp.execution.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.execution.pipeline.inputs import (
     UNKNOWN,
     NoOutput,
     TaskInputs,
+    importer_uri,
     inputs_of_iteration,
     inputs_of_root,
     inputs_of_stage,
+    loop_items,
     resolve,
 )
 from torchx_kfp.execution.pipeline.spec import (
@@ -24,6 +26,7 @@ from torchx_kfp.execution.pipeline.spec import (
     Dag,
     FromInput,
     FromTask,
+    Importer,
     Loop,
     Origin,
     Parameter,
@@ -72,6 +75,8 @@ def test_what_a_constant_is_to_the_driver() -> None:
     assert given(Constant(f"{text}!"), x).values == {"x": f"{text}!"}
     assert given(Constant("a{{$.workspace_path}}/b"), x).values == {"x": "a/work/b"}
     assert given(Constant(["{{$.workspace_path}}"]), Parameter("x", "LIST")).values == {"x": ["{{$.workspace_path}}"]}
+    assert given(Constant(None), Parameter("x", "LIST")).problems == {"x": "it is null"}
+    assert resolve(Task("t", "t", "c", {"y": Constant(1)}), stage(x), {}, lambda _: UNKNOWN).values == {"y": 1}
 
 
 def test_literals_of_a_component() -> None:
@@ -119,9 +124,49 @@ def test_what_only_a_run_knows() -> None:
     assert inputs_of_root(root, {"p": [1]}) == {"p": [1]}
     assert inputs_of_root(stage(Parameter("p", "LIST", True)), {}) == {"p": None}
     assert given(FromInput("p"), Parameter("x", "NUMBER_INTEGER"), {"p": UNKNOWN}).known == {}
+    # A constant with the placeholder of an input that only the run knows stays as it is.
+    parameters = {name: Parameter(name, "STRING") for name in ("x", "y")}
+    component = Component("c", "container", parameters, container=Container("x", ("y",), ()))
+    task = Task("t", "t", "c", {"y": Constant("{{$.inputs.parameters['x']}}!")})
+    values = {"x": UNKNOWN, "y": "{{$.inputs.parameters['x']}}!"}
+    assert inputs_of_stage(task, component, values) == values
+    assert inputs_of_stage(task, component, {**values, "x": "v"}) == {"x": "v", "y": "v!"}
 
 
 def test_an_iteration_has_the_item_in_place_of_the_list() -> None:
     loop = Task("t", "t", "c", loop=Loop("item", None, "list"))
     component = Component("c", "dag", {"item": Parameter("item", "STRING")}, dag=Dag({}))
     assert inputs_of_iteration(loop, component, {"list": [1, 2], "x": 3}, 1) == {"x": 3, "item": "1"}
+
+
+def test_a_loop_is_not_passed_the_item_that_it_makes() -> None:
+    loop = Task("t", "t", "c", {"list": Constant([1])}, loop=Loop("item", None, "list"))
+    inputs = {name: Parameter(name, "LIST" if name == "list" else "STRING") for name in ("list", "item", "other")}
+    found = resolve(loop, Component("c", "dag", inputs, dag=Dag({})), {}, lambda _: UNKNOWN)
+    assert (found.values, found.problems) == ({"list": [1]}, {"other": "it is not passed on"})
+
+
+def test_the_items_of_a_loop() -> None:
+    several = ArtifactList([Artifact("d", ArtifactType("system.Dataset"), f"/{name}") for name in "ab"])
+    assert loop_items(Loop("item", None, "list"), {"list": several}) == [*several]
+    assert loop_items(Loop("item", None, "list"), {"list": "[1, 2]"}) == [1, 2]
+    for wrong in ("no list", {"a": 1}, None):
+        with pytest.raises(ValueError, match="loops over something that is not a list"):
+            loop_items(Loop("item", None, "list"), {"list": wrong})
+
+
+def test_the_uri_of_an_importer() -> None:
+    def uri(source: Origin, scope: dict[str, Any]) -> Any:
+        importer = Importer(FromInput("uri"), ArtifactType("system.Dataset"))
+        return importer_uri(importer, Task("t", "t", "c", {"uri": source}), scope)
+
+    fixed = Importer(Constant("s3://b/x"), ArtifactType("system.Dataset"))
+    assert importer_uri(fixed, Task("t", "t", "c"), {}) == "s3://b/x"
+    assert uri(FromInput("p"), {"p": "s3://b/y"}) == "s3://b/y"
+    assert uri(FromInput("p"), {"p": UNKNOWN}) is UNKNOWN
+    for scope in ({}, {"p": ""}, {"p": 3}):
+        with pytest.raises(ValueError, match="has no URI to import"):
+            uri(FromInput("p"), scope)
+    for source in (FromTask("a", "out"), Constant("s3://b"), FromInput("p", selector="a")):
+        with pytest.raises(ValueError, match="KFP's importer takes a parameter"):
+            uri(source, {"p": "s3://b/y"})
