@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import click
 
 from torchx_kfp.authoring.options import StageOptions
+from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -34,9 +36,18 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Yield every command of the program with its help and options."""
+    """Yield every command of the program with its help and options, and once those of several commands."""
     from torchx_kfp.entrypoints.cli import cli
     from torchx_kfp.execution.host import settings
+
+    def of_host(command: click.Command) -> list[str]:
+        flags = [item.opts[-1] for item in command.params if item.name in settings.FLAGS]
+        return flags if len(flags) == len(settings.FLAGS) else []
+
+    def records_of(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
+        options = [item for item in command.params if isinstance(item, click.Option)]
+        records = [item.get_help_record(context) for item in options if item.opts[-1] not in of_host(command)]
+        return [record for record in records if record]
 
     def of(command: click.Command, context: click.Context) -> Iterator[str]:
         for text in "\n\n".join(map(inspect.cleandoc, filter(None, (command.help, command.epilog)))).split("\n\n"):
@@ -44,30 +55,29 @@ def commands() -> Iterator[str]:
                 yield fenced(inspect.cleandoc(text.removeprefix("\b").lstrip("\n")), "text")
             else:
                 yield " ".join(text.split())
-        options = [item for item in command.params if isinstance(item, click.Option)]
-        connects = {item.name for item in options}.issuperset(settings.FLAGS)
-        flags = [item for item in options if connects and item.name in settings.FLAGS]
-        records = [record for item in options if item not in flags and (record := item.get_help_record(context))]
-        if records:
-            yield table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in records])
-        if flags:
-            yield f"[The host](#settings-of-the-host): {', '.join(f'`{item.opts[-1]}`' for item in flags)}."
-
-    def below(group: click.Group, context: click.Context) -> Iterator[str]:
-        for name in group.list_commands(context):
-            command = group.get_command(context, name)
-            assert command is not None
-            its_context = click.Context(command, info_name=name, parent=context)
-            usage = command.get_usage(its_context).removeprefix("Usage: ")
-            yield f"## {its_context.command_path}"
-            yield fenced(" ".join(usage.split()), "text")
-            yield from of(command, its_context)
-            if isinstance(command, click.Group):
-                yield from below(command, its_context)
+        records = records_of(command, context)
+        if own := [record for record in records if record not in shared]:
+            yield table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in own])
+        also = ", ".join(f"`{option}`" for option, meaning in records if (option, meaning) in shared)
+        if also:
+            yield f"[Options of several commands](#options-of-several-commands): {also}."
+        if flags := of_host(command):
+            yield f"[The host](#settings-of-the-host): {', '.join(f'`{flag}`' for flag in flags)}."
 
     root = click.Context(cli, info_name="torchx-kfp")
+    found = [(cli.get_command(root, name), name) for name in cli.list_commands(root)]
+    contexts = [click.Context(command, info_name=name, parent=root) for command, name in found if command]
+    counts = Counter(record for each in contexts for record in records_of(each.command, each))
+    # Of one name, the meaning that most commands share.
+    most = {option: (option, meaning) for (option, meaning), _ in reversed(counts.most_common())}
+    shared = [record for record in most.values() if counts[record] > 1]
     yield from of(cli, root)
-    yield from below(cli, root)
+    yield "## Options of several commands"
+    yield table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in sorted(shared)])
+    for each in contexts:
+        yield f"## {each.command_path}"
+        yield fenced(" ".join(each.command.get_usage(each).removeprefix("Usage: ").split()), "text")
+        yield from of(each.command, each)
 
 
 def fields(module_name: str) -> Iterator[str]:
@@ -176,18 +186,20 @@ def signature(name: str, thing: Callable[..., Any]) -> str:
     """Return how to call a function or class, with a line for each parameter if that is longer than 88 characters."""
     called = inspect.signature(thing)
     parameters: list[str] = []
-    options = inspect.signature(StageOptions).parameters
-    is_shared = thing is not StageOptions and options.keys() <= called.parameters.keys()
+    shared: set[str] = set()
+    for kind, names in ((StageOptions, StageOptions.__dataclass_fields__), (RunOptions, RunKeywords.__annotations__)):
+        if thing is not kind and names.keys() <= called.parameters.keys():
+            shared, options = set(names), kind
     for one in called.parameters.values():
-        if is_shared and one.name in options:
-            continue  # once, with StageOptions
+        if one.name in shared:
+            continue  # once, with the class
         if one.kind is one.KEYWORD_ONLY and "*" not in [parameter[:1] for parameter in parameters]:
             parameters.append("*")
         if one.name not in ("self", "cls"):
             annotation = one.annotation if one.annotation is one.empty else short(one.annotation)
             parameters.append(str(one.replace(annotation=annotation, default=constant(one.default))))
-    if is_shared:
-        parameters.append("**options: StageOptions")
+    if shared:
+        parameters.append(f"**options: {options.__name__}")
     returned = called.return_annotation
     end = ")" if returned in (called.empty, None, "None") or inspect.isclass(thing) else f") -> {short(returned)}"
     line = f"{name}({', '.join(parameters)}{end}"
