@@ -9,8 +9,7 @@ from torchx.specs import AppDef, Role
 
 from torchx_kfp import Stages
 from torchx_kfp.execution.pipeline.load import load_pipeline
-from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
-from torchx_kfp.execution.runs.submitted import forecast_submission
+from torchx_kfp.execution.runs.prepared_run import PreparedRun, forecast_submission, prepare
 from torchx_kfp.tracking import FsspecResultTracker
 
 RUN = "4b5d1d5e-0f0e-4c55-9a6e-7d1f8f2b3c4d"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import re
@@ -30,6 +29,7 @@ from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
+from torchx_kfp.execution.runs.prepared_run import without_cache
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -301,18 +301,8 @@ def submitted_documents(
     Raises:
         HostSettingsError: a setting has a wrong form.
     """
-    spec, platform = with_storage(pipeline, *pipeline.documents, settings)
-    return spec if submission.cache else without_cache(spec), platform
-
-
-def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a PipelineSpec in which all tasks run again. kfp.Client changes only those that are not nested."""
-    changed = copy.deepcopy(dict(spec))
-    for component in (changed.get("root"), *(changed.get("components") or {}).values()):
-        tasks = ((component or {}).get("dag") or {}).get("tasks") or {}
-        for task in tasks.values():
-            task["cachingOptions"] = {**(task.get("cachingOptions") or {}), "enableCache": False}
-    return changed
+    pipeline = pipeline if submission.cache else without_cache(pipeline)
+    return with_storage(pipeline, settings)
 
 
 def tracker_base_of(answer: Mapping[str, Any]) -> str:

@@ -22,14 +22,12 @@ class RunFilter:
         states: words such as ``"failed"``, of which a run has one.
         name: a part of the run's name in KFP's UI, in upper or lower case.
         newer_than: the age in seconds that runs have not reached, counted from their creation.
-        older_than: the age in seconds that runs have reached.
         archived: whether archived runs are selected, too.
     """
 
     states: Collection[str] = ()
     name: str = ""
     newer_than: float | None = None
-    older_than: float | None = None
     archived: bool = False
 
     def __post_init__(self) -> None:
@@ -54,9 +52,9 @@ class RunFilter:
             found.append(_predicate("IN", "state", stringValues={"values": words}))
         if self.name:
             found.append(_predicate("IS_SUBSTRING", "display_name", stringValue=self.name))
-        for operation, age in (("GREATER_THAN_EQUALS", self.newer_than), ("LESS_THAN_EQUALS", self.older_than)):
-            if age is not None:
-                found.append(_predicate(operation, "created_at", timestampValue=_timestamp(now - age)))
+        if self.newer_than is not None:
+            begin = _timestamp(now - self.newer_than)
+            found.append(_predicate("GREATER_THAN_EQUALS", "created_at", timestampValue=begin))
         if not self.archived:
             found.append(_predicate("NOT_EQUALS", "storage_state", stringValue="ARCHIVED"))
         return _query(found) if found else ""
@@ -67,7 +65,6 @@ class RunFilter:
             (not self.states or state in self.states)
             and self.name.lower() in name.lower()
             and (self.newer_than is None or age < self.newer_than)
-            and (self.older_than is None or age >= self.older_than)
         )
 
 

@@ -6,7 +6,6 @@ user's own variables; on KFP, each gets these, unless its AppDef has them itself
 
 from __future__ import annotations
 
-import copy
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -61,15 +60,11 @@ def storage_of(settings: Settings) -> Storage:
     return Storage(variables, name, {named: key for key, named in keys.items()}, settings.storage_folder)
 
 
-def with_storage(
-    pipeline: Pipeline, spec: Mapping[str, Any], platform: Mapping[str, Any], settings: Settings
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def with_storage(pipeline: Pipeline, settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the documents of a pipeline, of which tracked stages have the variables of the settings.
 
     Args:
         pipeline: the pipeline.
-        spec: its PipelineSpec.
-        platform: its platform spec, or {}.
         settings: those of the host.
 
     Raises:
@@ -77,8 +72,8 @@ def with_storage(
     """
     storage = storage_of(settings)
     if not storage:
-        return spec, platform
-    spec, platform = copy.deepcopy((dict(spec), dict(platform)))
+        return pipeline.documents
+    spec, platform = pipeline.copy_documents()
     kubernetes = platform.setdefault("platforms", {}).setdefault("kubernetes", {})
     executors = kubernetes.setdefault("deploymentSpec", {}).setdefault("executors", {})
     for component in pipeline.components.values():

@@ -45,12 +45,11 @@ from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_s
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted
 from torchx_kfp.execution.runs.journal import CommandLine, Journal, make_folder
-from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 from torchx_kfp.execution.runs.result import RunResult, StageResult
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.execution.runs.watch import Watch, awaitable_processes, ending_signals, raise_for_signal
+from torchx_kfp.execution.runs.watch import Watch, awaitable_processes, default_watch, ending_signals, raise_for_signal
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack

@@ -11,10 +11,9 @@ from typing import Any
 from torchx_kfp.common.text import joined
 from torchx_kfp.contract.inputs import large_character
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
-from torchx_kfp.execution.model.distributed import of_launcher
 from torchx_kfp.execution.model.findings import Finding, Kind
 from torchx_kfp.execution.model.order import of_condition, of_hook, of_loop
-from torchx_kfp.execution.model.pods import of_pod
+from torchx_kfp.execution.model.pods import of_launcher, of_pod
 from torchx_kfp.execution.model.python_stages import of_program
 from torchx_kfp.execution.model.tasks import of_container, of_importer, of_inputs, of_settings
 from torchx_kfp.execution.model.texts import REJECTED_CHARACTER, arrives, as_text, find_change, of_numbers

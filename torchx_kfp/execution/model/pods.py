@@ -1,4 +1,6 @@
-"""What Kubernetes refuses in the pod of a stage, or never starts: its run would stay RUNNING until somebody ends it.
+"""What Kubernetes refuses in the pod of a stage, or never starts, and what does not reach the replicas of a stage.
+
+The run of a pod that never starts would stay RUNNING until somebody ends it.
 
 The rules are those of Kubernetes' API server and of the kubelet; only values that the pipeline fixes are judged.
 """
@@ -11,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.common.text import shown
+from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.execution.model.findings import Kind
 from torchx_kfp.execution.pipeline.placeholders import parameters_in, parse_quantity
 from torchx_kfp.execution.pipeline.pod_settings import FILES, METADATA, POD_SETTINGS, VARIABLES, entries, name_of
@@ -28,6 +31,8 @@ _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _VALUE = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL, _LABEL_KEY = re.compile(f"(?:{_VALUE})?"), re.compile(f"(?:{_DOMAIN}/)?{_VALUE}")
 _VARIABLE = re.compile(r"[ -<>-~]+")
+#: The type of the input through which a component gets what is set on its task.
+_CONFIG_TYPE = "TASK_CONFIG"
 _OPERATORS, _EFFECTS = ("", "Equal", "Exists"), ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
@@ -135,3 +140,52 @@ def _mounts(platform: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
             )
         if not path.startswith("/"):
             yield Kind.CHANGED, f"mounts a volume at {path!r}, which the kubelet puts at '/{path}'. Give the whole path"
+
+
+def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
+    """Yield what is set on the task of a distributed stage and does not reach its replicas.
+
+    KFP 2.15 and newer hand a component what is set on its task (``dsl.TaskConfig``), and the launcher gives it to the
+    replicas. Pipelines that an older kfp has compiled lack the input for that, and some settings are never handed on.
+    """
+    roles = component.decoded.replica_roles
+    if not roles:
+        return
+    takes_config = any(parameter.type == _CONFIG_TYPE for parameter in component.inputs.values())
+    if not takes_config and (lost := list(dict.fromkeys(_lost(component, roles)))):
+        yield (
+            Kind.CHANGED,
+            f"sets {' and '.join(lost)} on the task of a distributed stage. They do not reach its replicas, only the "
+            "pod that starts them, because kfp 2.14 has compiled the pipeline. Compile it with kfp 2.15 or newer, for "
+            "a backend of 2.15 or newer, or put them into the AppDef (resource, env, mounts, metadata['kubernetes'])",
+        )
+    if kept := list(_handed_on(component, False)):
+        yield (
+            Kind.CHANGED,
+            f"sets {' and '.join(kept)} on the task of a distributed stage. KFP does not hand that on to its replicas. "
+            "Put it into metadata['kubernetes'] of the role, too, such as {'spec': {'imagePullSecrets': [...]}}",
+        )
+
+
+def _lost(component: Component, roles: list[ReplicaRole]) -> Iterator[str]:
+    """Yield the kinds of settings that an author has added to those that the AppDef and its secrets make."""
+    assert component.container is not None
+    if component.container.resources:
+        yield "resources"
+    secrets = component.platform.get("secretAsEnv") or ()
+    added = {pair.get("envVar") for secret in secrets for pair in secret.get("keyToEnv") or ()}
+    of_roles = {entry.get("name") for role in roles for entry in role.pod["containers"][0].get("env") or ()}
+    if component.container.env or added - of_roles:
+        yield "variables"
+    if {mount["mountPath"] for mount in component.platform.get("pvcMount") or ()} - set(roles[0].mounts):
+        yield "volumes"
+    yield from _handed_on(component, True)
+
+
+def _handed_on(component: Component, is_handed_on: bool) -> Iterator[str]:
+    """Yield what the component sets of the settings that ``dsl.TaskConfig`` has, or of those that it lacks."""
+    for key, setting in POD_SETTINGS.items():
+        if setting.handed_on is is_handed_on and component.platform.get(key):
+            yield setting.words
+    if not is_handed_on:
+        yield from sorted(component.platform.keys() - POD_SETTINGS.keys())

@@ -7,7 +7,7 @@ recorded under its tracker base.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,9 @@ from torchx_kfp.contract.scripts import fill_in_folders, find_folders
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.execution.pipeline.load import pipeline_from_text, reading
 from torchx_kfp.execution.pipeline.reader import read_pipeline
-from torchx_kfp.execution.pipeline.spec import Pipeline
+from torchx_kfp.execution.pipeline.spec import FromTask, Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import is_meant, known_bases, known_stages, outline, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, is_meant, known_bases, known_stages, outline, walk
 from torchx_kfp.execution.runs.stage_code import keys_of, name_code
 from torchx_kfp.execution.runs.stage_key import StageKey
 from torchx_kfp.tracking.recorder import (
@@ -148,7 +148,7 @@ def prepare(
             # A stage starts in its workspace: a relative tracker base would be elsewhere.
             values[TRACKER_BASE_PARAMETER] = absolute_base(base, directory)
         if stages and directory is None:
-            pipeline = _uncached(pipeline, stages)
+            pipeline = without_cache(pipeline, stages)
         keys = keys_of(pipeline, values, codes) if directory is None else {}
     return PreparedRun(pipeline, arguments, values, bases, workspaces, stages, keys)
 
@@ -165,13 +165,16 @@ def _named(pipeline: Pipeline, words: Collection[str]) -> frozenset[str]:
     return frozenset(name for name in names for word in words if is_meant(name, word))
 
 
-def _uncached(pipeline: Pipeline, stages: Collection[str]) -> Pipeline:
-    """Return the pipeline in which no cache answers these stages, nor those of the same tasks elsewhere."""
+def without_cache(pipeline: Pipeline, stages: Collection[str] | None = None) -> Pipeline:
+    """Return the pipeline with KFP's cache turned off for these stages, and for others of the same tasks; or for all.
+
+    ``kfp.Client`` changes only tasks that are not nested.
+    """
     spec, platform = pipeline.copy_documents()
     components = {**spec["components"], "root": spec["root"]}
     for place in walk(pipeline):
-        if place.name in stages:
-            components[place.scope.name]["dag"]["tasks"][place.task.name]["cachingOptions"] = {}
+        if stages is None or place.name in stages:
+            components[place.scope.name]["dag"]["tasks"][place.task.name]["cachingOptions"] = {"enableCache": False}
     return read_pipeline(spec, platform)
 
 
@@ -238,3 +241,61 @@ def _check_parameter(pipeline: Pipeline, arguments: Mapping[str, Any], folder: s
         raise ArgumentError(
             f"The workspace is given twice: the folder {folder!r}, and the argument {WORKSPACE_PARAMETER}={given!r}."
         )
+
+
+def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str, str]]:
+    """Return what would become of each stage on a host, by the stages' names, in an order in which they could run.
+
+    KFP does not say what its cache has. A submission records the parts of KFP's key of each stage (``GenerateCacheKey``
+    in ``cacheutils/cache.go``), as far as they are known before the run, and the files of its code.
+
+    Args:
+        prepared: the run.
+        cache: whether it may use KFP's cache.
+
+    Raises:
+        TrackerError: what earlier submissions recorded cannot be read.
+    """
+    base = prepared.values.get(TRACKER_BASE_PARAMETER)
+    recorder = Recorder(base, patience=SHORT_PATIENCE) if isinstance(base, str) and base else None
+    earlier = [] if recorder is None else recorder.submitted(prepared.pipeline.name)
+    recorded: dict[str, set[str]] = {}
+    found: list[tuple[str, str]] = []
+    runs: dict[str, str] = {}
+    for stage in known_stages(prepared.pipeline, prepared.values):
+        reads = next((name for path, name in runs.items() if _reads(stage, path)), "")
+        last = next((each for each in earlier if stage.name in each.stages), None)
+        what = ""
+        if not cache:
+            what = "--no-cache"
+        elif stage.name in prepared.fresh:
+            what = "--fresh"
+        elif stage.task.runs_always or not stage.task.caches:
+            what = "it is an exit task" if stage.task.runs_always else "its cache is turned off"
+        elif reads:
+            what = f"it reads {reads}"
+        elif last is None:
+            what = "it has not been submitted yet"
+        else:
+            what = ", ".join(prepared.keys[stage.name].differences(last.parts(stage.name), last.files(stage.name)))
+        if not what and last is not None and recorder is not None:
+            if last.run_id not in recorded:
+                recorded[last.run_id] = {key.split("/")[1] for key in recorder.keys(last.run_id) if "/" in key}
+            is_known = stage.decoded.stage in recorded[last.run_id]
+            found.append((stage.name, f"cached (from {last.run_id}{'' if is_known else ', if it succeeded there'})"))
+        else:
+            runs[stage.path] = stage.name
+            found.append((stage.name, f"runs: {what}"))
+    return found
+
+
+def _reads(stage: ScopedTask, path: str) -> bool:
+    """Tell whether a stage, or what is around it, takes an output of the stage with this path, or of one around it."""
+    return any(path == it or path.startswith(f"{it}/") for it in _sources(stage))
+
+
+def _sources(stage: ScopedTask) -> Iterator[str]:
+    for around in stage.around:
+        for source in (*around.task.inputs.values(), *around.task.artifacts.values()):
+            if isinstance(source, FromTask):
+                yield source.task if around.inside is None else f"{around.inside.path}/{source.task}"

@@ -13,11 +13,10 @@ from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, task_name, walk, without_indices
-from torchx_kfp.execution.runs.notebook import default_watch
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import RunResult, StageResult, open_log
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.execution.runs.watch import Watch
+from torchx_kfp.execution.runs.watch import Watch, default_watch
 
 #: Messages quote the logs of no more failed stages than this.
 _QUOTED = 20

@@ -15,6 +15,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
+from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
 from torchx_kfp.common.text import clean, duration, shown
@@ -31,8 +33,11 @@ from torchx_kfp.execution.runs.events import (
     StageRetried,
     StageStarted,
 )
+from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 
+#: The seconds between two drawings of a table in a notebook: frontends keep up with a few a second.
+_PAUSE = 0.3
 #: How many characters of a value are shown.
 _LONGEST = 200
 #: The signals that end a run.
@@ -242,3 +247,52 @@ def raise_for_signal(number: int) -> NoReturn:
     if number == signal.SIGINT:
         raise KeyboardInterrupt from None
     raise SystemExit(128 + number) from None
+
+
+def default_watch() -> Watch:
+    """Return what shows a run if its caller names nothing: a table in a notebook, otherwise lines on stderr."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    # IPython in a terminal has no kernel, and shows no HTML.
+    return NotebookTable() if get_shell is not None and hasattr(get_shell(), "kernel") else Lines()
+
+
+class NotebookTable(Lines):
+    """Shows the stages of a run as a table that changes, with the line that was printed last below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ipython: Any = import_module("IPython.display")
+        self._state, self._last_line = RunState(), ""
+        self._lock = threading.Lock()
+        self._drawing: threading.Timer | None = None
+        self._display = self._ipython.display(self._ipython.HTML(""), display_id=True)
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            super().on_event(event)
+        with self._lock:
+            self._state.on_event(event)
+        if isinstance(event, RunFinished):
+            self._draw()
+        else:
+            self._draw_soon()
+
+    def on_lines(self, stage: str, lines: Sequence[str]) -> None:
+        self._last_line = f"{stage} | {lines[-1]}" if lines else self._last_line
+        self._draw_soon()
+
+    def _draw_soon(self) -> None:
+        with self._lock:
+            if self._drawing is None:
+                self._drawing = threading.Timer(_PAUSE, self._draw)
+                self._drawing.daemon = True
+                self._drawing.start()
+
+    def _draw(self) -> None:
+        with self._lock:
+            if self._drawing is not None:
+                self._drawing.cancel()
+                self._drawing = None
+            result = self._state.result()
+            line = "" if result.state.is_over else f"<pre>{escape(clean(self._last_line))}</pre>"
+            self._display.update(self._ipython.HTML(result._repr_html_() + line))

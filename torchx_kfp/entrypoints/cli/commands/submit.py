@@ -68,7 +68,7 @@ def submit_command(
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.host.submission import start_run, version_of
     from torchx_kfp.execution.model.versions import NEWEST
-    from torchx_kfp.execution.runs.submitted import forecast_submission
+    from torchx_kfp.execution.runs.prepared_run import forecast_submission
 
     host = connect(flags)
     # A dry run asks the host for nothing.
