@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Answer:
     status: int
     text: str
     content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def json(cls, status: int, content: Any) -> Answer:
@@ -80,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(content)))
-        for name, value in (headers or {}).items():
+        for name, value in {**answer.headers, **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content[: int(len(content) * share)])
