@@ -417,7 +417,7 @@ def logs(recording: Recording, *answers: tuple[int, str]) -> Recording:
 
 
 @pytest.mark.parametrize("status", [200, 0], ids=["ended", "broken"])
-@pytest.mark.parametrize("length", [1, 19, 20, 31, 33, -1, -12])
+@pytest.mark.parametrize("length", [1, 20, 33, -1])
 def test_a_log_that_is_cut_off_is_shown_whole(status: int, length: int, tmp_path: Path) -> None:
     """Reading goes on where a line is cut off; a last line without an end is one, too."""
     recording = read("job.succeeds")
