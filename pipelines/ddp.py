@@ -1,7 +1,7 @@
 """A training in two replicas, and a stage that reads its loss.
 
 The replicas are two pods of a Kubernetes Job, which need nothing installed on the cluster. They meet through PyTorch's
-rendezvous, as TorchX's ``dist.ddp`` sets it up, and average their gradients. On this machine, they are two processes::
+rendezvous, as TorchX's ``dist.ddp`` sets it up, and average their gradients. Locally, they are two processes::
 
     torchx-kfp run pipelines/ddp.py --tracker-base ddp-results/tracker -p epochs=10
 

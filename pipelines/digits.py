@@ -5,9 +5,9 @@ The stages find each other's results through the tracker: no stage gets a path o
 
     torchx-kfp run pipelines/digits.py --tracker-base demo-results/tracker -p threshold=0.98
 
-The applications are in ``components/`` and need the extra ``examples``. On a cluster, they are in the image, or come
-with each run (``submit pipelines/digits.py --workspace .``): then, the image only needs what they import. To run a
-compiled file on this machine, do so in the folder that contains ``components/``, or add that folder to ``PYTHONPATH``.
+The applications are in ``components/`` and need the extra ``examples``. On a cluster, they are in the image, or travel
+with each run (``submit pipelines/digits.py --workspace .``), so that the image needs only their dependencies. Run a
+compiled file locally in the folder that contains ``components/``, or add that folder to ``PYTHONPATH``.
 
 ``artifacts`` is the folder for data and models: a local one, or an fsspec URL such as ``s3://bucket/digits``. The
 default is a folder next to the tracker base, with ``-artifacts`` added to its name.

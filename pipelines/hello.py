@@ -1,6 +1,6 @@
-"""Two stages in an image without Python: the second one prints the results of the first one.
+"""Two stages in an image without Python: the second prints the results of the first.
 
-The tracker base is a local directory, the only kind that a shell script can read and write::
+The tracker base is a local directory, because shell scripts cannot use other storage::
 
     torchx-kfp run pipelines/hello.py --tracker-base /tmp/hello
 

@@ -3,8 +3,8 @@
     torchx-kfp run pipelines/search.py --tracker-base demo-results/tracker
 
 With the data of the default seed, the best of the grid (``pipelines/trials.py``) has an accuracy of 0.9916 on the
-validation data and 0.9806 on the test data; the best of these three trials has 0.9972 and 0.9917. That is a matter of
-luck, too: of the same search with the seeds 0 to 99, 51 are better than the grid on the validation data.
+validation data and 0.9806 on the test data; the best of these three trials has 0.9972 and 0.9917. This is partly luck:
+with the seeds 0 to 99, 51 searches are better than the grid on the validation data.
 
 The applications are in ``components/digits`` and need the extra ``examples``.
 """

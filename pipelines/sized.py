@@ -1,7 +1,7 @@
 """A stage whose image, CPUs, memory and accelerators are decided by another stage while the pipeline runs.
 
-The resources of a KFP task may be outputs of another task: text, as Kubernetes writes them. An AppDef cannot express
-that, so the pipeline sets them on the task::
+The resources of a KFP task may be outputs of another task, as text in Kubernetes' notation. AppDefs cannot express
+this, so the pipeline sets them on the task::
 
     torchx-kfp run pipelines/sized.py --tracker-base /tmp/sized -p rows=1000000
 

@@ -1,7 +1,7 @@
 """A part of the digits pipeline: a training for each pair of hyperparameters, on data that another stage has prepared.
 
-It can also run by itself, on the data of an earlier run: ``prepared`` is the run id of that run's stage ``prepare``,
-which ``torchx-kfp show RUN/prepare`` shows::
+It can also run by itself, on the data of an earlier run: ``prepared`` is the execution id of that run's stage
+``prepare``, which ``torchx-kfp show RUN/prepare`` prints::
 
     torchx-kfp run pipelines/trials.py --tracker-base demo-results/tracker -p prepared=digits-.../prepare/prepare_1
 """
