@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shlex
 import subprocess
@@ -201,20 +200,6 @@ def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, 
     assert shown.returncode == 0, shown.stderr
     assert "\x1b" not in shown.stdout
     assert r"\ud800" in shown.stdout
-
-
-def test_a_table_in_a_terminal_without_unicode(project: Path) -> None:
-    FsspecResultTracker(project / "base")["run/train/1"] = {"note": "x" * 60, "size": 3}
-    ours, theirs = pty.openpty()  # the fixture's terminals know UTF-8
-    environ = {**os.environ, "COLUMNS": "60", "PYTHONIOENCODING": "ascii", "TERM": "dumb"}
-    words = ("results", "--tracker-base", "base", "run")
-    subprocess.run([PROGRAM, *words], cwd=project, stdout=theirs, env=environ, timeout=120, check=True)
-    _, headings, rule, row, rest = os.read(ours, 10_000).decode("ascii").splitlines()
-    for descriptor in (ours, theirs):
-        os.close(descriptor)
-    assert row.count("x") + rest.count("x") == 60
-    assert headings.index("| size") == row.index("|    3")
-    assert len(row) == len(rule) <= 60
 
 
 def test_a_table_in_a_terminal_that_is_narrower_than_a_character(call: Program, project: Path) -> None:

@@ -255,16 +255,6 @@ def test_report(case: Case, call: Call) -> None:
         assert f"Duration{case.seconds:.1f}s" in shown(page.of("section.facts")[0])
 
 
-def test_cancel(case: Case, call: Call) -> None:
-    if case.is_running:
-        return  # test_run_commands cancels it
-    done = call("cancel", "latest")
-    if case.run == "interrupted":
-        assert (done.returncode, "was killed" in done.stderr) == (0, True)
-    else:
-        assert (done.returncode, f"({case.run})" in done.stderr) == (2, True)
-
-
 def test_logs(case: Case, call: Call) -> None:
     attempts = {event.name: event for event in case.events if isinstance(event, StageStarted)}
     for name, state in case.stages.items():

@@ -265,13 +265,6 @@ def test_an_app_is_followed_listed_and_canceled(runner: Runner, host: KfpHost) -
     assert listed == {ended: specs.AppState.SUCCEEDED, waits: specs.AppState.CANCELLED}
 
 
-def test_a_failure_has_the_exit_code(runner: Runner, host: KfpHost) -> None:
-    handle = runner.run(app_of(entrypoint="sh", args=["-c", "exit 7"], max_retries=0), "kfp")
-    status = runner.wait(handle, wait_interval=0.1)
-    assert status
-    assert "exit code 7" in status.msg
-
-
 def test_an_app_role_or_log_that_is_not_there(runner: Runner, host: KfpHost) -> None:
     for unknown in ("12345678-1234-1234-1234-123456789012", "echo-x7f2", "latest"):
         assert runner.describe(f"kfp://torchx/{unknown}") is None
