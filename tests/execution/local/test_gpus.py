@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections import Counter
 
@@ -23,7 +24,9 @@ from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.execution.local import dag_scheduler
 from torchx_kfp.execution.local import gpus as module
+from torchx_kfp.execution.local.attempt import Attempt
 from torchx_kfp.execution.local.gpus import visible_gpus
 from torchx_kfp.local import StageFinished, StagePending, StageStarted, attach, replay, run
 
@@ -175,6 +178,26 @@ def test_attempts_release_them(execute_failing, two, tmp_path, monkeypatch):
     visible_gpus().take(ONE).release()
 
 
+def test_an_attempt_that_is_given_up_releases_them(execute_failing, two, monkeypatch):
+    """It may be busy with a copy from a server that does not answer."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", two[0])
+    monkeypatch.setattr(dag_scheduler, "_LEAVE", 0.1)
+    answered = threading.Event()
+    copy = Attempt._copy_inputs
+    monkeypatch.setattr(
+        Attempt, "_copy_inputs", lambda self: answered.wait(HANGS) if self.plan.stage == "shell" else copy(self)
+    )
+
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.set_timeout(asking(":"), 1)
+        asking(":")
+
+    result = execute_failing(pipeline, grace=0.1)
+    answered.set()
+    assert [str(stage.state) for stage in result.stages] == ["failed", "succeeded"]
+
+
 def test_a_cached_stage_takes_none(execute, two):
     @dsl.pipeline
     def pipeline():
@@ -218,6 +241,8 @@ def test_ctrl_c_ends_the_wait(two, start, tmp_path):
         asking(":")
 
     runner = start(pipeline, 1)
+    [events] = (tmp_path / "runs").glob("*/events.jsonl")
+    wait_until(lambda: "stage_pending" in events.read_text())
     runner.send_signal(signal.SIGINT)
     _, errors = runner.communicate(timeout=HANGS)
     assert "shell-2 cannot start: waits for 1 of this machine's 2 GPUs.\n" in errors

@@ -226,6 +226,11 @@ class Attempt(threading.Thread):
             if self._running is not None:
                 self._running.kill()
 
+    def release_gpus(self) -> None:
+        """Let others have its GPUs."""
+        if self.plan.gpus is not None:
+            self.plan.gpus.release()
+
     def run(self) -> None:
         """Run the attempt to its end, and report its result."""
         self.began, since = time.monotonic(), time.time()
@@ -237,8 +242,7 @@ class Attempt(threading.Thread):
         except Exception as error:  # an exception would end the thread, and the run would wait forever
             result = self.plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
         finally:
-            if self.plan.gpus is not None:
-                self.plan.gpus.release()
+            self.release_gpus()
         self.ended = time.monotonic()
         self._on_message(result)
 

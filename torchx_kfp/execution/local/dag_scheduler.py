@@ -259,8 +259,13 @@ class Scheduler:
         running.ending = state, reason
         running.attempt.terminate(self._options.grace)
         self._later(self._options.grace, running.attempt.kill)
-        lost = running.attempt.plan.result()
-        self._later(self._options.grace + _LEAVE, lambda: self._take(pod_name, lost))
+        self._later(self._options.grace + _LEAVE, lambda: self._give_up(pod_name))
+
+    def _give_up(self, pod_name: str) -> None:
+        """End an attempt whose thread goes on: only a process keeps its GPUs."""
+        if running := self._running.get(pod_name):
+            running.attempt.release_gpus()
+            self._take(pod_name, running.attempt.plan.result())
 
     def _kill(self) -> None:
         """Kill the processes of all attempts, and wait for their ends."""
@@ -448,7 +453,8 @@ class Scheduler:
                     continue
                 if found is None and plan.asks_gpus:
                     self._for_gpus[run] = plan
-                    if len(self._for_gpus) > 1 or not self._start_with_gpus():
+                    self._start_with_gpus()
+                    if run in self._for_gpus:
                         reason = self._context.gpus.waits(plan.asks_gpus)
                         self._listener(StagePending(run.name, run.task.name, reason))
                 elif found is None:
