@@ -57,7 +57,7 @@ from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all stages of a run share; ``constants`` are the values of placeholders."""
+    """The facts shared by all stages of a run; ``constants`` are the values of placeholders."""
 
     run_id: str
     folder: Path
@@ -65,11 +65,11 @@ class RunContext:
     constants: Mapping[str, str]
     options: RunOptions
     given: GivenKeys = field(default_factory=GivenKeys)
-    #: What runs stages in containers, if it does.
+    #: Runs stages in containers; None if they are processes.
     containers: Containers | None = None
-    #: The GPUs that stages which ask for some share.
+    #: The GPUs that the stages of the run share.
     gpus: Gpus = field(default_factory=Gpus)
-    #: The folder with the runs whose stages have made what stages take.
+    #: The folder of runs: stages take artifacts from it.
     runs: str = ""
     pod_names: PodNames = field(default_factory=PodNames)
 
@@ -129,7 +129,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
             shared = _without_project(shared, context.options)
         environ = {**shared, **pod, **marks, WORKSPACES: str(folder)}
         if python is not None:
-            # Not in a temporary folder, so that the path in a traceback exists, and debuggers find it.
+            # Not in a temporary folder: the path in a traceback must exist, also for debuggers.
             programs[str(folder / "program" / "ephemeral_component.py")] = python.source
     plan = AttemptPlan(
         stage=run.name,
@@ -159,14 +159,14 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
 
 
 def _sources(context: RunContext) -> list[str]:
-    """Return the places from which files may be copied for a stage: a process has the user's own rights."""
+    """Return the places from which files may be copied for a stage. A process has the user's own rights."""
     options = context.options
     shown = [context.runs, *(mount.source for mount in options.mounts)]
     return [*options.copy_from, *(shown if options.docker else [os.sep])]
 
 
 def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:
-    """Return the variables of a stage whose code travels: on a cluster, it would not find other modules either."""
+    """Return the variables of a stage with a workspace: on a cluster, it would not find other modules either."""
     folders = environ.get("PYTHONPATH", "").split(os.pathsep)
     left = os.pathsep.join(folder for folder in folders if folder != options.project)
     return {**environ, "PYTHONPATH": left}
@@ -239,7 +239,7 @@ class Attempt(threading.Thread):
             self.written = written_files(self.plan, since)
         except OSError as error:
             result = self.plan.result(reason=f"could not be run: {explain(error)}")
-        except Exception as error:  # an exception would end the thread, and the run would wait forever
+        except Exception as error:  # an exception would end the thread, and the run would hang
             result = self.plan.result(reason=f"could not be run: {type(error).__name__}: {error}")
         finally:
             self.release_gpus()
@@ -247,7 +247,7 @@ class Attempt(threading.Thread):
         self._on_message(result)
 
     def _result(self) -> StageResult:
-        """Run the attempt, and return its result without what it recorded."""
+        """Run the attempt, and return its result without the recorded results."""
         try:
             self._make_folders()
             self._copy_inputs()
@@ -269,7 +269,7 @@ class Attempt(threading.Thread):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         for path, text in plan.programs.items():
             Path(path).write_text(text, encoding="utf-8", newline="")
-            os.chmod(path, 0o755)  # whatever the umask is: the user of an image may be another one
+            os.chmod(path, 0o755)  # whatever the umask: the image may have another user
 
     def _copy_inputs(self) -> None:
         for url, path in self.plan.copies.items():
@@ -299,14 +299,14 @@ class Attempt(threading.Thread):
         return plan.environ if folder is None else activate(folder, plan.environ)
 
     def _execute(self, plan: AttemptPlan) -> StageResult:
-        """Run the plan's command to its end, with its output in the log, and return its exit code and the reason."""
+        """Run the plan's command, write its output to the log, and return its exit code and the reason of a failure."""
         prepared: contextlib.AbstractContextManager[Callable[[], RunningStage]]
         if plan.container is None:
             prepared = contextlib.nullcontext(lambda: StageProcess(plan))
         else:
             assert self._containers is not None
             prepared = self._containers.prepare(plan, self._verify_wanted, self._say)
-        # In a replay, this thread gets the signals; the scheduler's attempts have others.
+        # In a replay, this thread receives the signals; the scheduler's attempts run in other threads.
         with (
             prepared as start,
             contextlib.closing(Log(plan.log_file, self._show)) as log,
@@ -369,8 +369,8 @@ class Attempt(threading.Thread):
         if run_id is None or base is None:
             return result
         result = dataclasses.replace(result, execution_id=run_id)
-        with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
-            # The runner may be in another directory than the stage.
+        with contextlib.suppress(TrackerError):  # results are only for display: the stage has ended
+            # The directory of the runner may differ from that of the stage.
             recorder = Recorder(absolute_base(base, plan.directory), patience=SHORT_PATIENCE)
             result = dataclasses.replace(result, results=recorder.get(run_id))
             if not result.exit_code:

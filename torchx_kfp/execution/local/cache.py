@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 #: A path, its size in bytes (for a folder, the number of its files), and the time of its last change in ns (for a
 #: folder, a digest of its files).
 Stamp: TypeAlias = tuple[str, int, int]
-#: The version of keys and entries, raised when older ones must not match any more.
+#: The version of keys and entries. It is raised when older ones must no longer match.
 _VERSION = 5
 
 
@@ -76,7 +76,7 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
 
 #: The cache's name in an output folder. The dot distinguishes it from runs.
 FOLDER = ".cache"
-#: Folders in it: how stages were run last, and the files of their code.
+#: Folders in it: the last executions of stages, and the files of their code.
 _LAST, _CODE = "last", "code"
 #: A file in it: see ``LocalCode.written``.
 _WRITTEN = "written.json"
@@ -84,7 +84,7 @@ _WRITTEN = "written.json"
 
 @dataclass(frozen=True)
 class LastExecution:
-    """How a stage was run last.
+    """The last execution of a stage.
 
     Attributes:
         run_id: the run.
@@ -125,7 +125,7 @@ class Cache:
         self._code = code
         self._warn = functools.cache(warn)  # each sentence once
         self._recorded: dict[tuple[str, str], frozenset[str]] = {}
-        #: Held while the code of a stage is looked for, and while a store is asked: stages are looked up in threads.
+        #: Locks for the search of code, and for requests to a store: stages are looked up in threads.
         self._looking, self._asking = threading.Lock(), threading.Lock()
         self._stamp = functools.cache(_stamp_if_there)
         self._stored: set[str] = set()
@@ -212,7 +212,7 @@ class Cache:
         A full disk, a folder that cannot be written and a file that goes meanwhile are not errors: the stage runs
         again next time.
         """
-        # The files may change meanwhile: other processes write what a stage has registered.
+        # Other processes may change registered files meanwhile.
         with contextlib.suppress(OSError, WorkspaceError):
             with self._looking:
                 if self._code is not None:
@@ -242,7 +242,7 @@ class Cache:
                 self._write(self._path(key.digest), {"run_id": self._run_id, "files": stamps, "stage": stage})
 
     def remove(self, key: StageKey | None) -> None:
-        """Forget a stage that turned out to be wrong."""
+        """Remove the entry of a stage whose result turned out to be wrong."""
         if key is not None:
             self._path(key.digest).unlink(missing_ok=True)
 
@@ -252,7 +252,7 @@ class Cache:
         return {}
 
     def last(self, stage: str) -> LastExecution | None:
-        """Return how a stage of the pipeline was run last, if that is known; it may not have been cached."""
+        """Return the last execution of a stage of the pipeline, if it is known. It may not have been cached."""
         try:
             found = json.loads(read_bytes(str(self._last_path(stage)), limit=LONGEST_LINE))
             code = self._path(found["code"], _CODE) if found["code"] else None
@@ -262,7 +262,7 @@ class Cache:
             return None
 
     def _path(self, digest: str, kind: str = "") -> Path:
-        # Entries are spread over several folders, since there may be many.
+        # Spread many entries over several folders.
         return self.folder / kind / digest[:2] / f"{digest}.json"
 
     def _last_path(self, stage: str) -> Path:
@@ -277,7 +277,7 @@ class Cache:
     def _input(self, value: Any) -> Any:
         if not is_artifact(value):
             return value
-        # An artifact that no stage wrote (an importer's) may have changed.
+        # An imported artifact may have changed.
         return [
             (
                 artifact.type.title,
@@ -313,7 +313,7 @@ class Cache:
 
 
 def _without(value: Any, urls: Collection[str]) -> Any:
-    """Return a value without the URLs of workspaces: each change of any file gives one another."""
+    """Return a value without the URLs of workspaces: any changed file changes the URL."""
     if isinstance(value, str):
         return "the workspace" if value in urls else value
     if isinstance(value, dict):
@@ -337,7 +337,7 @@ def _uses_workspace(plan: AttemptPlan) -> bool:
 
 
 def _paths(result: StageResult) -> list[str]:
-    """Return the paths of the stage's log and files on this machine; a stage need not write them."""
+    """Return the paths of the stage's log and files on this machine, which may not exist."""
     values = result.artifacts.values()
     made = [artifact for value in values for artifact in (value if isinstance(value, list) else [value])]
     log = [] if result.log_file is None else [str(result.log_file)]
@@ -345,7 +345,7 @@ def _paths(result: StageResult) -> list[str]:
 
 
 def _stamps(paths: Iterable[str]) -> list[list[Any]]:
-    """Return the stamps of files, as lists, so that they equal those read from JSON.
+    """Return the stamps of files as lists, to be equal to those read from JSON.
 
     Raises:
         OSError: a file is missing.

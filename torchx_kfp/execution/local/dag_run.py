@@ -32,7 +32,7 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 
 class TaskRun:
-    """A task of a DAG while it runs: a stage, or a group of tasks."""
+    """A running task of a DAG: a stage, or a group of tasks."""
 
     def __init__(self, dag: DagRun, task: Task, component: Component) -> None:
         self.dag = dag
@@ -42,9 +42,9 @@ class TaskRun:
         self.state: State | None = None
         #: The names of the failed tasks in it, if it is a group: users do not know the group's name.
         self.failed: list[str] = []
-        #: Why the task did not succeed.
+        #: The reason of a failure.
         self.reason = ""
-        #: How often it was started, which counts for its own retry policy. A nested pipeline may be retried as a whole.
+        #: How often it was started, for its retry policy. A nested pipeline may be retried as a whole.
         self.tries = 0
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
@@ -66,14 +66,14 @@ class TaskRun:
         return retry if retry is not None and self.tries <= retry.count else None
 
     def constants(self, run_id: str) -> dict[str, str]:
-        """Return the placeholders whose values differ by task. KFP's uuid is that of the DAG around."""
+        """Return the placeholders that differ between tasks. KFP's uuid is that of the DAG around."""
         owner = self.dag.owner.name if self.dag.owner is not None else ""
         uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{owner}/{self.dag.index}"))
         return {"pipeline_task_name": self.task.name, "pipeline_task_uuid": uid}
 
 
 class LoopProgress:
-    """A loop while it runs: its items, and the outputs of the iterations that have ended."""
+    """A running loop: its items, and the outputs of its finished iterations."""
 
     def __init__(self, items: list[Any], limit: int) -> None:
         self.items = items
@@ -94,7 +94,7 @@ class LoopProgress:
 
 @dataclass(eq=False)
 class DagRun:
-    """A DAG while it runs; ``index`` is the index of the iteration in a loop, ``owner`` the task around it."""
+    """A running DAG; ``index`` is the index of the iteration in a loop, ``owner`` the task around it."""
 
     pipeline: InitVar[Pipeline]
     component: Component
@@ -158,7 +158,7 @@ def task_inputs(run: TaskRun, constants: Mapping[str, str]) -> dict[str, Any]:
 
 
 def import_artifact(name: str, importer: Importer, run: TaskRun, workspace: str) -> Artifact:
-    """Return the artifact of an importer. KFP keeps its metadata as they are, also placeholders in it.
+    """Return the artifact of an importer. As on KFP, placeholders in its metadata stay text.
 
     An artifact that goes to the workspace has a path there; the first stage that takes it copies it.
 
@@ -187,7 +187,7 @@ _ENDS = {State.NOT_RUN: "it was not run", State.SKIPPED: "it was skipped"}
 
 
 def final_status(run: TaskRun, run_id: str) -> dict[str, Any]:
-    """Return KFP's PipelineTaskFinalStatus of a task that has ended, with an empty error, as on the backend."""
+    """Return KFP's PipelineTaskFinalStatus of a finished task. As on the backend, its error is empty."""
     return {
         "state": _FINAL_STATES.get(run.state or State.NOT_RUN, "CANCELED"),
         "pipelineJobResourceName": run_id,
@@ -197,7 +197,7 @@ def final_status(run: TaskRun, run_id: str) -> dict[str, Any]:
 
 
 def collect(component: Component, iterations: Sequence[Mapping[str, Any]], pipeline: Pipeline) -> dict[str, list[Any]]:
-    """Return the outputs of a loop, each as a list of the iterations' values; for nested loops, the list is flat."""
+    """Return the outputs of a loop, each as a list of the iterations' values; nested loops give a flat list."""
     collected: dict[str, list[Any]] = {}
     for name in component.as_dag().outputs:
         values = [outputs[name] for outputs in iterations if name in outputs]
@@ -211,7 +211,7 @@ def collect(component: Component, iterations: Sequence[Mapping[str, Any]], pipel
 
 
 def missing_in_iterations(dag: Dag, iterations: Sequence[Mapping[str, Any]], stages: Sequence[str]) -> dict[str, str]:
-    """Return the outputs that some or all iterations of a loop over ``stages`` did not produce, and the reason."""
+    """Return the outputs that an iteration of a loop over ``stages`` did not produce, and the reason."""
     loop = f"the loop with {listed(map(repr, stages), MOST_NAMED)}"
     why = f"an iteration of {loop} has skipped it" if iterations else f"{loop} had no iterations"
     return {name: why for name in dag.outputs if not iterations or any(name not in outputs for outputs in iterations)}
@@ -229,7 +229,7 @@ def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool
 
 
 def _output(source: FromTask | FinalStatus, run: TaskRun, constants: Mapping[str, str]) -> Any:
-    """Return an output of another task, or how it ended: see ``inputs.resolve``."""
+    """Return an output or the final status of another task: see ``inputs.resolve``."""
     producer = run.dag.runs[source.task]
     if isinstance(source, FinalStatus):
         return final_status(producer, constants["pipeline_job_resource_name"])

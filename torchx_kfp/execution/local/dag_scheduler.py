@@ -67,21 +67,21 @@ from torchx_kfp.execution.runs.events import (
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
+#: Seconds after which a wait ends by itself: a signal that arrives just before it does not interrupt it.
 _LOOK_UP = 1.0
 #: Seconds for which a stage that is being prepared keeps its place before those after it.
 _PATIENCE = 1.0
-#: Seconds that an attempt has to end after its processes were killed.
+#: Seconds for which an attempt may go on after its processes were killed.
 _LEAVE = 5.0
 
 
-#: The plan of an attempt, and what the cache has in its place.
+#: The plan of an attempt, and the cached result, if any.
 _Prepared: TypeAlias = tuple[AttemptPlan, StageResult | None]
 
 
 @dataclass
 class _Running:
-    """An attempt that runs. If it was asked to end, ``ending`` is the state and the reason of its stage."""
+    """A running attempt. If it was asked to end, ``ending`` is the state and the reason of its stage."""
 
     run: TaskRun
     attempt: Attempt
@@ -90,12 +90,12 @@ class _Running:
 
 @dataclass(frozen=True)
 class _Stop:
-    """Why nothing more begins: a failure, or the end of the run, which spares nothing.
+    """The reason why no more tasks start: a failure, or the end of the run.
 
     Attributes:
-        ended: the reason of the stages that are running.
-        not_run: why those do not begin that have not, as a clause.
-        why: why those are canceled that wait for another attempt, likewise.
+        ended: the reason of running stages.
+        not_run: the reason of tasks that have not started, as a clause.
+        why: the reason of tasks that wait for another attempt, as a clause.
         spares_some: whether exit tasks, and tasks that ignore failures, still run.
     """
 
@@ -124,13 +124,13 @@ class Scheduler:
         """Prepare the run.
 
         Args:
-            pipeline: its pipeline.
+            pipeline: the pipeline.
             context: what its stages share.
             lines: gets the output of its stages.
             listener: gets its events.
-            done: how stages ended, by name, that a retry of the run does not run again.
+            done: the results, by name, of stages that a retry of the run does not run again.
             cache: the cache of all runs; None if it is not used.
-            fresh: the stages, by their names without indices, that the cache does not answer.
+            fresh: the stages, by their names without indices, that run although they are cached.
         """
         self._pipeline = pipeline
         self._context = context
@@ -141,9 +141,9 @@ class Scheduler:
         self._done = done
         self._cache = cache
         self._fresh = fresh
-        #: What attempts say, each with its pod's name. None only wakes the scheduler.
+        #: Messages of attempts. None only wakes the scheduler.
         self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        #: What to do and when: tasks begin, DAGs are closed; first of all, signals and a failure end the run.
+        #: Actions by the time at which they are due. Signals and a failure that end the run come first.
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         #: The number of items in all loops so far.
@@ -153,28 +153,28 @@ class Scheduler:
         self._retrying: dict[TaskRun, None] = {}
         #: Stages that wait for GPUs, in order, with the plans of their attempts.
         self._for_gpus: dict[TaskRun, AttemptPlan] = {}
-        #: Stages that are being prepared, in order: since when, and what will be known.
+        #: Stages that are being prepared, in order, each with the start time and the result.
         self._preparing: dict[TaskRun, tuple[float, futures.Future[_Prepared]]] = {}
         self._running: dict[str, _Running] = {}
-        #: The attempts that have written and registered a path.
+        #: The attempts by the paths that they have written and registered.
         self._written: dict[str, list[_Running]] = {}
-        #: By stage: the number of attempts, and how it, or its last attempt, ended.
+        #: By stage: the number of attempts, and the result of the last one.
         self._attempts = Counter[str]()
         self._results: dict[str, StageResult] = {}
         #: The names of all results, also of those that are done, by the stage and all or the first of its indices.
         self._executions = defaultdict[tuple[str, tuple[int, ...]], dict[str, None]](dict)
         for name in done:
             self._index(name)
-        #: Writes to the cache, one thing after the other: it looks at all files of an artifact.
+        #: Writes to the cache, in order: it reads all files of an artifact.
         self._in_order = futures.ThreadPoolExecutor(1)
-        #: Why nothing more begins, and the signal that ends the run.
+        #: Why no more tasks begin, and the signal that ends the run.
         self._stopped: _Stop | None = None
         self.signal: signal.Signals | None = None
-        #: Why the run failed, if no stage did.
+        #: Why the run failed, if no stage failed.
         self.reason = ""
 
     def run(self, arguments: Mapping[str, Any]) -> DagRun:
-        """Run all tasks to their ends, and return the root. If ``signal`` is set then, it has ended them."""
+        """Run all tasks, and return the root. If ``signal`` is set afterwards, it has ended the run."""
         root = DagRun(self._pipeline, self._pipeline.root, inputs_of_root(self._pipeline.root, arguments), StageNames())
         if self._time_limit is not None:
             self._later(self._time_limit, self._expire)
@@ -184,7 +184,7 @@ class Scheduler:
                 if not self._act() and not self._start_next():
                     self._wait()
         except BaseException:
-            # A listener raised the exception; it must not get more events.
+            # The exception is a listener's: it must not get more events.
             self._kill()
             raise
         finally:
@@ -198,7 +198,7 @@ class Scheduler:
         self._messages.put(None)
 
     def _act(self) -> bool:
-        """Do what is due first; return False if nothing is."""
+        """Perform the first action that is due; return False if there is none."""
         if not self._agenda or self._agenda[0][0] > time.monotonic():
             return False
         heapq.heappop(self._agenda)[2]()
@@ -234,7 +234,7 @@ class Scheduler:
             self._stop(why, _Stop(f"was ended: {why}", reasons.ends_the_run(failed.name), why, spares_some=True))
 
     def _stop(self, reason: str, stop: _Stop) -> None:
-        """End all stages that are not spared. From now on, ``_begin`` passes over the others."""
+        """End all stages that are not spared. From now on, ``_begin`` passes over tasks that are not spared."""
         self._stopped = stop
         self._listener(RunEnding(reason, self._options.grace))
         for pod_name, running in self._running.items():
@@ -249,9 +249,9 @@ class Scheduler:
         self._waiting = deque(run for run in self._waiting if not stop.ends(run))
 
     def _end_attempt(self, pod_name: str, state: State, reason: str) -> None:
-        """Ask an attempt to end, kill it after the grace period, and give it up if it does not end even then.
+        """Ask an attempt to end, kill it after the grace period, and give it up if it still runs.
 
-        It may be busy without a process, such as with a copy from a server that does not answer.
+        It may have no process: it may be copying from a server that does not answer.
         """
         running = self._running.get(pod_name)
         if running is None or running.ending:
@@ -268,7 +268,7 @@ class Scheduler:
             self._take(pod_name, running.attempt.plan.result())
 
     def _kill(self) -> None:
-        """Kill the processes of all attempts, and wait for their ends."""
+        """Kill the processes of all attempts, and wait for them."""
         attempts = [running.attempt for running in self._running.values()]
         for attempt in attempts:
             attempt.kill()
@@ -277,14 +277,14 @@ class Scheduler:
             attempt.join(max(0.0, deadline - time.monotonic()))
 
     def _open(self, dag: DagRun) -> None:
-        """Begin the tasks of a DAG that wait for no other any more, or finish the DAG."""
+        """Begin the tasks of a DAG that no longer wait for others, or finish the DAG."""
         for name in dag.left.get_ready():
             self._later(0, partial(self._begin, dag.runs[name]))
         if not dag.left.is_active():
             self._later(0, partial(self._close, dag))
 
     def _begin(self, run: TaskRun) -> None:
-        """Begin a task whose upstream tasks have all ended."""
+        """Begin a task after its upstream tasks."""
         dag = run.dag
         before = [dag.runs[name] for name in run.task.depends_on]
         stop = self._stop_of(run)
@@ -308,7 +308,7 @@ class Scheduler:
             return
         if run.task.loop is not None:
             run.loop = LoopProgress(items, run.task.loop.parallelism)
-            # Inner loops have events of their own.
+            # Inner loops have their own events.
             stages = tuple(without_indices(stage.name) for stage in self._inside(run) if not stage.looped)
             self._listener(LoopStarted(run.name, len(items), stages))
             self._continue_loop(run)
@@ -327,7 +327,7 @@ class Scheduler:
         self._open(DagRun(self._pipeline, run.component, run.inputs, run.dag.names.inside(run.task), run))
 
     def _make(self, run: TaskRun) -> None:
-        """Finish a task that does not need a process: a volume claim, or an artifact that exists already."""
+        """Finish a task without a process: a volume claim, or an imported artifact."""
         outputs, artifacts = volume_outputs(run.component, run.inputs, self._context.run_id), {}
         if (importer := run.component.importer) is not None:
             workspace = self._context.constants["workspace_path"]
@@ -368,7 +368,7 @@ class Scheduler:
             self._finish(run, State.FAILED if progress.failed else State.SUCCEEDED, outputs)
 
     def _close(self, dag: DagRun) -> None:
-        """Finish a DAG whose tasks have all ended."""
+        """Finish a DAG after its tasks."""
         run = dag.owner
         if run is None:
             return
@@ -398,12 +398,12 @@ class Scheduler:
                 self._enter(run)
 
     def _queue(self, run: TaskRun) -> None:
-        """Let a stage whose inputs are known wait for room."""
+        """Queue a stage whose inputs are known."""
         self._listener(StageWaiting(run.name, run.task.name))
         self._waiting.append(run)
 
     def _start_next(self) -> bool:
-        """Start the next stage that waits for GPUs, or prepare the next one. Return False if that is not possible."""
+        """Start the next stage that waits for GPUs, or prepare the next one. Return False if neither is possible."""
         if len(self._running) + len(self._preparing) >= self._options.parallelism:
             return False
         if self._start_with_gpus():
@@ -427,28 +427,28 @@ class Scheduler:
         return True
 
     def _prepare(self, run: TaskRun, pod_name: str) -> _Prepared:
-        """Return the plan of the stage's next attempt, and what the cache has in place of the first one.
+        """Return the plan of the stage's next attempt, and the cached result, if any, before the first one.
 
-        This is not in the scheduler's thread, since it reads files, stores and images, and a store may be silent.
+        This runs outside of the scheduler's thread: it reads files, stores and images, and a store may not answer.
         """
         plan = plan_attempt(run, self._context, pod_name)
         if self._cache is None or run.tries:
             return plan, None
-        self._in_order.submit(bool).result()  # what the stages before it have written may be its code
+        self._in_order.submit(bool).result()  # earlier stages may have written its code
         run.key = self._cache.key(plan, run, self._context)
         is_fresh = without_indices(run.name) in self._fresh
         return plan, self._cache.get(run.key) if run.key is not None and not is_fresh else None
 
     def _proceed(self) -> None:
-        """Start the stages that are prepared, in order, unless the cache has them. A slow one is overtaken in time."""
+        """Start prepared stages that are not cached, in order. After a while, the others overtake a slow one."""
         for run, (began, prepared) in list(self._preparing.items()):
             if not prepared.done():
                 if time.monotonic() - began < _PATIENCE:
                     return
-            elif self._preparing.pop(run, None) is not None:  # it may have been passed over meanwhile
+            elif self._preparing.pop(run, None) is not None:  # unless it was passed over meanwhile
                 try:
                     plan, found = prepared.result()
-                except Exception as error:  # whatever it is, other tasks go on
+                except Exception as error:  # other tasks go on
                     self._fail(run, error)
                     continue
                 if found is None and plan.asks_gpus:
@@ -465,7 +465,7 @@ class Scheduler:
                     self._end(run, named)
 
     def _start_with_gpus(self) -> bool:
-        """Start the stage that has waited longest for GPUs, if they are free.
+        """Start the stage that has waited longest for GPUs, if enough are free.
 
         A stage that asks for fewer does not overtake it: it might wait forever.
         """
@@ -511,7 +511,7 @@ class Scheduler:
         attempt.start()
 
     def _take(self, pod_name: str, message: StageResult | ReplicaCount) -> None:
-        """Process what an attempt says: its number of running replicas, or its result, which ends or retries it."""
+        """Process a message of an attempt: its number of running replicas, or its result, which ends or retries it."""
         running = self._running.get(pod_name)
         if running is None:  # it was given up
             return
@@ -551,7 +551,7 @@ class Scheduler:
             self._in_order.submit(self._cache.put, run.key, self._results[run.name], written, running.attempt.plan)
 
     def _clash(self, running: _Running) -> str:
-        """Return why artifacts of an attempt may be those of another one, which ran at the same time; empty if not."""
+        """Return why an attempt may have the artifacts of a concurrent one; empty if it does not."""
         for path in running.attempt.written:
             others = self._written.setdefault(path, [])
             at_once = [it for it in others if it.run is not running.run and running.attempt.overlaps(it.attempt)]
@@ -568,7 +568,7 @@ class Scheduler:
         return ""
 
     def _fail(self, run: TaskRun, error: Exception) -> None:
-        """End a task that cannot begin. The error must not end other tasks."""
+        """Fail a task that cannot begin. Other tasks go on."""
         reason = str(error)
         if not isinstance(error, ValueError):
             reason = f"could not be prepared: {type(error).__name__}: {error}"
@@ -581,7 +581,7 @@ class Scheduler:
         self._finish(run, result.state, {**result.outputs, **result.artifacts})
 
     def _report(self, result: StageResult) -> None:
-        """Record how a stage has ended, or that it does not run."""
+        """Record the result of a stage."""
         result = dataclasses.replace(result, reason=clean(result.reason))
         self._results[result.name] = result
         self._index(result.name)
@@ -593,7 +593,7 @@ class Scheduler:
             self._executions[stage, indices[:count]][name] = None
 
     def _finish(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
-        """Record that a task has ended; tasks that wait for it may begin."""
+        """Record the end of a task; tasks that wait for it may begin."""
         run.state = state
         run.outputs = outputs
         dag = run.dag
@@ -605,12 +605,12 @@ class Scheduler:
         self._open(dag)
 
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
-        """End a task that does not run, with all stages inside it that are not done."""
+        """End a task that does not run, with all stages in it that have not ended."""
         stop = self._stop_of(run) if state is State.NOT_RUN else None
         canceled, has_waited = False, any(run in those for those in (self._waiting, self._preparing, self._for_gpus))
         for stage in [run] if run.component.dag is None else self._inside(run):
             names = [*self._executions.get((without_indices(stage.name), indices_of(stage.name)), ())]
-            # What has ended and begins again was waiting for another attempt.
+            # A stage that has ended and begins again was waiting for another attempt.
             ends = [self._results[name] for name in names if name in self._results]
             waiting = [end for end in ends if stop and (has_waited or end.state is State.FAILED)]
             for end in waiting:
@@ -618,7 +618,7 @@ class Scheduler:
                 nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
                 self._report(dataclasses.replace(end, state=State.CANCELED, reason=why, **nothing))
             canceled |= bool(waiting)
-            # In another try of a nested pipeline, what failed in an earlier one may not run.
+            # When a nested pipeline is retried, a stage that failed before may not run.
             known = self._results.get(stage.name)
             is_done = any(name in self._done for name in names)
             if not (waiting or is_done) and (known is None or known.state is State.FAILED):
@@ -627,11 +627,11 @@ class Scheduler:
         self._finish(run, State.CANCELED if canceled else state, {})
 
     def _stop_of(self, run: TaskRun) -> _Stop | None:
-        """Return why the task does not begin any more; None if it does."""
+        """Return why the task no longer begins; None if it does."""
         return self._stopped if self._stopped and self._stopped.ends(run) else None
 
     def _name_of(self, run: TaskRun) -> str:
-        """Name a task in a sentence; a group, which only KFP's compiler has named, by the stages in it."""
+        """Return the name of a task for a sentence: of a group, which KFP's compiler has named, the stages in it."""
         if not run.task.is_group or run.state is State.SUCCEEDED:
             return run.name
         if run.state is State.FAILED:
@@ -644,13 +644,13 @@ class Scheduler:
 
 
 def _runs_always(run: TaskRun) -> bool:
-    """Tell whether the task, or a task that contains it, runs even after failures."""
+    """Tell whether the task, or one that contains it, runs even after failures."""
     owner = run.dag.owner
     return run.task.runs_always or (owner is not None and _runs_always(owner))
 
 
 def _may_be_retried(dag: DagRun) -> bool:
-    """Tell whether a nested pipeline around the DAG may be retried, so that a failure in it need not fail the run."""
+    """Tell whether a retry of a nested pipeline around the DAG may make up for a failure in it."""
     run = dag.owner
     if run is None:
         return False

@@ -1,4 +1,4 @@
-"""What a run would do: which stages the cache has, and why the others would run. Nothing is started.
+"""Forecast a run: which stages are cached, and why the others would run. Nothing is started.
 
 The tasks are gone through in the order of a run. What a stage would make that is not in the cache is ``UNKNOWN``, and
 so is what a task gets of it.
@@ -23,7 +23,7 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 
 class StageForecast(NamedTuple):
-    """What would become of a stage: ``cached (from RUN)``, ``runs: train.py changed`` or ``skipped: ...``."""
+    """The plan for a stage: ``cached (from RUN)``, ``runs: train.py changed`` or ``skipped: ...``."""
 
     stage: str
     what: str
@@ -36,14 +36,14 @@ def forecast(
     cache: Cache | None,
     fresh: Collection[str] = (),
 ) -> list[StageForecast]:
-    """Return what would become of each stage, in an order in which they could run.
+    """Return the plan for each stage, in an order in which they could run.
 
     Args:
         pipeline: the pipeline.
         arguments: the values of all parameters.
-        context: what the stages would share.
+        context: the facts that the stages would share.
         cache: the cache; None if it is not used.
-        fresh: the stages that run although the cache has them, without indices.
+        fresh: the stages that run although they are cached, without indices.
     """
     forecaster = _Forecaster(pipeline, context, cache, fresh)
     forecaster.go_through(DagRun(pipeline, pipeline.root, arguments, StageNames()))
@@ -54,7 +54,7 @@ class _Forecaster:
     def __init__(self, pipeline: Pipeline, context: RunContext, cache: Cache | None, fresh: Collection[str]) -> None:
         self.found: list[StageForecast] = []
         self._pipeline, self._context, self._cache, self._fresh = pipeline, context, cache, fresh
-        #: The stage because of which outputs of a task, or inputs of a DAG, are not known.
+        #: The stage that makes outputs of a task, or inputs of a DAG, unknown.
         self._runs: dict[TaskRun, str] = {}
         self._given: dict[DagRun, dict[str, str]] = {}
 
@@ -88,7 +88,7 @@ class _Forecaster:
             self._end(run, State.FAILED, f"fails: {error}")
 
     def _reads(self, run: TaskRun, name: str) -> str:
-        """Return the stage because of which an input of a task is not known."""
+        """Return the stage that makes an input of a task unknown."""
         source = run.task.inputs.get(name) or run.task.artifacts.get(name)
         if isinstance(source, FromTask):
             return self._runs.get(run.dag.runs[source.task], source.task)
@@ -172,7 +172,7 @@ class _Forecaster:
         self.found.append(StageForecast(run.name, what))
 
     def _pass_over(self, run: TaskRun, state: State, what: str, stage: str = "") -> None:
-        """End a task, and all stages in it, because of what is before it."""
+        """End a task that does not run, and all stages in it."""
         run.state = state
         tasks = walk(self._pipeline, run.component, run.dag.names.inside(run.task)) if run.component.dag else ()
         names = [task.name for task in tasks if task.is_stage] if run.component.dag is not None else [run.name]

@@ -31,11 +31,11 @@ from torchx_kfp.errors import explain
 from torchx_kfp.execution.pipeline.placeholders import is_gpu, parse_quantity, read_limits
 from torchx_kfp.execution.pipeline.spec import Component
 
-#: Seconds between looks whether a GPU is free that another run had.
+#: Seconds between two checks for GPUs released by other runs.
 POLL = 0.5
 #: CUDA's variable with the GPUs that a process sees, and the one that gives them the numbers of nvidia-smi and Docker.
 _VISIBLE, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-#: Seconds that nvidia-smi has: it loads the driver.
+#: Seconds to wait for nvidia-smi, which loads the driver.
 _PATIENCE = 20.0
 #: The forms of an entry of CUDA's variable, and the lines of ``nvidia-smi -L``.
 _ENTRY = re.compile(r"\d{1,4}|GPU-[0-9a-fA-F-]{1,36}|MIG-[\w/-]{1,60}")
@@ -52,10 +52,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class HeldGpus:
-    """GPUs that one attempt has, until it releases them."""
+    """The GPUs of one attempt, until it releases them."""
 
     gpus: Sequence[Gpu]
-    #: What the processes of the stage inherit.
+    #: The file descriptors that the processes of the stage inherit.
     locks: Sequence[socket.socket]
 
     @property
@@ -84,7 +84,7 @@ class HeldGpus:
         return {_ORDER: "PCI_BUS_ID", **environ, **own, **of_replicas}
 
     def release(self) -> None:
-        """Let others have them as soon as no process of the stage is left."""
+        """Release them; others can take them as soon as no process of the stage is left."""
         for lock in self.locks:
             lock.close()
 
@@ -99,7 +99,7 @@ class Gpus:
     holder: str = ""
 
     def take(self, asks: Mapping[str, int]) -> HeldGpus | None:
-        """Take as many GPUs as a stage asks for, or none if too few are free."""
+        """Take the GPUs that a stage asks for, or none if too few are free."""
         number = sum(asks.values())
         gpus: list[Gpu] = []
         with contextlib.ExitStack() as taken:
@@ -114,7 +114,7 @@ class Gpus:
             return HeldGpus(gpus, locks)
 
     def wait(self, asks: Mapping[str, int], say: Callable[[str], object]) -> HeldGpus:
-        """Wait until they are free, and take them; ``say`` gets a sentence if that takes time."""
+        """Wait until enough are free, and take them; ``say`` gets a message if that takes time."""
         told = False
         while (held := self.take(asks)) is None:
             if not told:
@@ -124,11 +124,11 @@ class Gpus:
         return held
 
     def waits(self, asks: Mapping[str, int]) -> str:
-        """Return the reason of a stage that waits."""
+        """Return the reason for which a stage waits."""
         return f"waits for {sum(asks.values())} of this machine's {counted(len(self.known), 'GPU')}"
 
     def too_many(self, asks: Mapping[str, int]) -> str:
-        """Return why a stage cannot run that asks for more than there are, as a clause; empty if it can."""
+        """Return why a stage that asks for too many cannot run, as a clause; empty if it can."""
         number = sum(asks.values())
         if not self.known or number <= len(self.known):
             return ""
@@ -138,7 +138,7 @@ class Gpus:
 
 
 def asked(component: Component, words: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many GPUs a stage asks for, by the names of its replicas; its own, if it has none, is empty.
+    """Return how many GPUs a stage asks for, by the names of its replicas; without replicas, the name is empty.
 
     Args:
         component: its component.
@@ -152,7 +152,7 @@ def asked(component: Component, words: Sequence[str], inputs: Mapping[str, Any])
     roles = decode(words).replica_roles
     if not roles:
         return {"": own} if own else {}
-    # What is set on the task of a distributed stage holds for each replica.
+    # Settings on the task of a distributed stage apply to each replica.
     each = {
         role.name: own or sum(int(parse_quantity(str(one))) for kind, one in _limits(role).items() if is_gpu(kind))
         for role in roles
@@ -234,7 +234,7 @@ def _list_gpus(environ: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _lock(name: str) -> socket.socket | None:
-    """Take the name; return None if somebody has it."""
+    """Take the name; return None if it is taken."""
     lock = socket.socket(socket.AF_UNIX)
     try:
         lock.bind(f"\0torchx-kfp-gpu-{name}")

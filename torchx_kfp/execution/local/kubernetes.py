@@ -48,7 +48,7 @@ def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str)
 
 
 def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
-    """Return the mount paths of volumes that are empty at first, by the volumes' names."""
+    """Return the mount paths of initially empty volumes, by the volumes' names."""
     volumes = [volume for _, volume in entries(platform, _TEMPORARY) if not _is_memory(volume)]
     return {
         safe_name(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])
@@ -82,7 +82,7 @@ def shared_memory(platform: Mapping[str, Any]) -> int | None:
 def missing_volumes(
     component: Component, given: GivenKeys, inputs: Mapping[str, Any], mounted: Collection[str]
 ) -> Iterator[str]:
-    """Describe the volumes that a stage does not find.
+    """Describe the volumes that a stage lacks.
 
     A process finds a directory at a mount path, a container what the user mounts there: ``mounted`` has the paths.
     """

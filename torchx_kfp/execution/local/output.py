@@ -1,4 +1,4 @@
-"""The output of stages, which is copied byte for byte to log files, and line by line to a watch."""
+"""Copy the output of stages byte for byte to log files, and line by line to a watch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LINE_LIMIT = 1 << 16
 _READ_SIZE = 1 << 16
 #: The number of bytes of an unfinished line that a watch gets.
 _UNFINISHED = 1 << 10
-#: Seconds after which a reader looks whether the process goes on.
+#: Seconds between two checks for the end of the process.
 _LOOK_UP = 0.1
 #: The bytes that a pipe holds at most, unless an administrator has changed that (``pipe-max-size`` of Linux).
 _LARGEST_PIPE = 1 << 20
 
 
 class StageLines:
-    """Gives a watch the lines of stages, in one thread at a time.
+    """Passes the lines of stages to a watch, one thread at a time.
 
     If the watch raises an exception, ``error`` is set to it, the watch is not called again, and the stages continue.
     """
@@ -36,7 +36,7 @@ class StageLines:
         self.error: Exception | None = None
 
     def show(self, stage: str, lines: Sequence[str], unfinished: str) -> None:
-        """Show the lines that a stage has completed, and the one that it has not."""
+        """Show the complete lines of a stage, and its unfinished one."""
         with self._lock:
             if self.error is not None:
                 return
@@ -55,13 +55,13 @@ class Log:
         self._show = show
         self._file: BinaryIO | None = path.open("ab", buffering=0)
         self._rest = b""
-        #: Why the log does not have all of the output, as a clause.
+        #: Why the log is incomplete, as a clause.
         self.problem = ""
 
     def read(self, pipe: int, is_over: Callable[[], bool]) -> bool:
-        """Read from a pipe to its end, or as long as something goes on; return whether it is at its end.
+        """Read from a pipe until it is closed or ``is_over`` is true; return whether it was closed.
 
-        When that is over, what is in the pipe is still read, since this reader may have been slow.
+        After that, the rest in the pipe is still read, since this reader may have been slow.
         """
         poll = select.poll()
         poll.register(pipe, select.POLLIN)

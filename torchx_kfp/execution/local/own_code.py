@@ -61,7 +61,7 @@ _SCRIPTS = tuple(f".{suffix}" for suffix in _PROGRAMS)
 _READS_VARIABLES = (*_SCRIPTS, *(f".{suffix}" for suffix in _CONFIGURATIONS if not suffix.startswith("json")))
 #: Variables that a shell sets by itself: they differ between terminals, and ``_`` is a word of many programs.
 _OF_SHELLS = ("_", "PWD", "OLDPWD", "SHLVL")
-#: What goes to a folder, which follows.
+#: Words before a folder that the command enters.
 _GOES = ("cd", "pushd", "-C", "--chdir")
 _INSTALLED = ("site-packages", "dist-packages")
 #: This package, whose own folder is not the code of stages even if it is an editable install.
@@ -77,7 +77,7 @@ _GOES_UP = re.compile(r"\bparent\b|\bdirname\b")
 _GOES_UP_BY = re.compile(r"\bparents\[(\d)\]")
 #: Ends the words of a shell program.
 _BETWEEN = re.compile(r"[\s;|&<>()'\"`]+")
-#: The characters of a text that can name files, at most.
+#: How many characters of a text are searched for names of files.
 _LONGEST = 1 << 20
 
 
@@ -109,7 +109,7 @@ class LocalCode:
         self.written: Mapping[str, str] = {}
         self._listed = functools.cache(self._list)
         self._packed = functools.cache(self._files_of)
-        #: What finds code in a workspace or the directory, and in further folders.
+        #: The finders, by workspace (empty for the directory) and further folders.
         self._finders: dict[tuple[str, ...], UsedFiles] = {}
         self._added = functools.cache(_added_folders)
 
@@ -161,7 +161,7 @@ class LocalCode:
         return [url for url in urls if not any(url in text for text in own)]
 
     def look_again(self) -> None:
-        """List the folders again when the next stage asks: one that has run may have written code."""
+        """List the folders again for the next stage: a finished one may have written code."""
         self._listed.cache_clear()
 
     def _finder(self, workspace: str, places: Iterable[str]) -> UsedFiles:
@@ -185,16 +185,16 @@ class LocalCode:
         return finder
 
     def _files_of(self, workspace: str) -> dict[str, CodeFile]:
-        """Return the files of a workspace; if they are not known, the digest in its URL stands for all of them."""
+        """Return the files of a workspace; if they are unknown, the digest in its URL stands for all of them."""
         if workspace not in self._workspaces:
             return {workspace: CodeFile(workspace, "", workspace)}
-        # Those of the archive, which stages get: the folder may have been edited since.
+        # The files of the archive, as stages get them: the folder may have been edited since.
         folder = os.path.realpath(tempfile.mkdtemp())
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return unpack_files(self._workspaces[workspace], folder)
 
     def _list(self, folder: str) -> dict[str, CodeFile]:
-        """Return the files of a folder by their names, with those of folders elsewhere to which links lead."""
+        """Return the files of a folder by their names, including folders elsewhere to which links lead."""
         found: dict[str, CodeFile] = {}
         pending = [("", folder)] if _is_source(folder) else []
         seen = set()
@@ -222,7 +222,7 @@ class LocalCode:
         return path in self.written and self.written[path] == fingerprint(path)
 
     def _named(self, words: Iterable[str], *, is_here: bool) -> Iterator[CodeFile]:
-        """Yield the files of code that are outside of the directory, or ignored there, and that words name."""
+        """Yield code files named in words that are outside of the directory, or ignored in it."""
         listed = self._listed(self._directory) if is_here else {}
         for path in {LOOKED_FOR, *_paths_in(words)} if is_here else filter(os.path.isabs, _paths_in(words)):
             path = os.path.normpath(os.path.join(self._directory, path))
@@ -230,7 +230,7 @@ class LocalCode:
                 yield CodeFile(path, path, fingerprint(path))
 
     def _script_folders(self, words: Iterable[str], search_path: str) -> Iterator[str]:
-        """Yield the folders of scripts, which find what is next to them, also if they are elsewhere or ignored."""
+        """Yield the folders of scripts, which import modules from there, even if they are elsewhere or ignored."""
         installed = search_path.split(os.pathsep)
         for path in _paths_in(words):
             path = os.path.join(self._directory, path)
@@ -250,7 +250,7 @@ class LocalCode:
 
 
 def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, list[Sequence[str]], list[str]]:
-    """Return a stage's command, its programs, and everything else that says what they do."""
+    """Return a stage's command, its programs, and all other texts that may name files."""
     container = plan.component.container
     assert container is not None
     facts = PlaceholderValues(parameters=parameters_of(plan.inputs), unset=plan.placeholders.unset)
@@ -266,7 +266,7 @@ def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, list[Sequence[str]]
 
 
 def _shell_words(words: Iterable[str], variables: Mapping[str, str]) -> list[str]:
-    """Return words, with those of shell programs one by one, and with the values of variables."""
+    """Return the words, with shell programs split into words and variables filled in."""
     found: list[str] = []
     for word in words:
         split = [word]
@@ -318,7 +318,7 @@ def _reached_by(path: str, _fingerprint: str) -> tuple[set[str], set[str]]:
 
 
 def _paths_in(words: Iterable[str]) -> set[str]:
-    """Return what may be the path of a file in these words."""
+    """Return the possible paths of files in these words."""
     parts = {part for word in words for part in ([word] if len(word) < 4096 else []) + _BETWEEN.split(word[:_LONGEST])}
     parts |= {part.rpartition("=")[2] for part in parts}
     return {part.lstrip("@") for part in parts if part and len(part) < 4096 and "\0" not in part}
@@ -333,7 +333,7 @@ def _is_code(path: str) -> bool:
 
 
 def fingerprint(path: str) -> str:
-    """Return what tells the content of a file from others: its size and times; empty if it is not there."""
+    """Return the size and modification time of a file, which change with its content; empty if it is missing."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return f"{found.st_size} {found.st_mtime_ns}"

@@ -54,7 +54,7 @@ _LAYER = "_torchx_kfp_layer.pth"
 
 
 def cache_folder() -> Path:
-    """Return the folder that has the environments."""
+    """Return the folder of the environments."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     return Path(root if os.path.isabs(root) else os.path.expanduser("~/.cache")) / "torchx-kfp" / "venvs"
 
@@ -109,7 +109,7 @@ def activate(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 def _make(home: Path, wanted: Installs, environ: Mapping[str, str], run: RunCommand) -> Path:
     for left in home.iterdir():
         if left.is_dir():
-            # The process that was creating it was killed. If its pip is still writing there, that does no harm.
+            # The process that was creating it was killed. A pip that still writes there does no harm.
             shutil.rmtree(left, ignore_errors=True)
     folder = home / secrets.token_hex(4)
     try:
@@ -214,7 +214,7 @@ def _is_installed(requirement: Requirement) -> bool:
 
 
 def local_state(words: Sequence[str]) -> list[str]:
-    """Return the state of the files and folders that the words name, so that a change can be noticed."""
+    """Return the state of the files and folders that the words name, to detect changes."""
     paths = {path for word in words if (path := _local_path(word)) and os.path.exists(path)}
     return [f"{path} {os.path.getsize(path)} {_newest(path)}" for path in sorted(paths)]
 

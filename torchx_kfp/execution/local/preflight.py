@@ -1,4 +1,4 @@
-"""Problems of a run, here and on KFP's backend (``model``), that are found before anything is started."""
+"""Find problems of a run, locally and on KFP's backend (``model``), before anything is started."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_pipeline(
 def check_supported(
     pipeline: Pipeline, arguments: Mapping[str, Any] | None = None, *, in_containers: bool = False
 ) -> list[Finding]:
-    """Return the findings about a run that is possible here. By default, its arguments are the pipeline's defaults.
+    """Return the findings about a run that can start locally. By default, its arguments are the pipeline's defaults.
 
     Raises:
         UnsupportedPipelineError: the pipeline cannot run on this machine, or fails on KFP's backend.
@@ -106,7 +106,7 @@ def find_not_applied(
 
 
 def stage_not_applied(scoped: ScopedTask, given: GivenKeys, mounts: Sequence[Mount], gpus: Gpus) -> Iterator[str]:
-    """Yield what a stage does not have on this machine: see ``find_not_applied``."""
+    """Yield settings that a stage lacks on this machine: see ``find_not_applied``."""
     component, inputs = scoped.component, scoped.scope_inputs
     yield from missing_variables(component, given, inputs)
     yield from kubernetes.not_applied(component, gpus, in_container=given.in_containers)
@@ -193,7 +193,7 @@ def find_gpus(stages: Iterable[ScopedTask], containers: Containers | None = None
 
 
 def check_gpus(stages: Iterable[ScopedTask], gpus: Gpus) -> list[Finding]:
-    """Return a finding for each stage that asks for more GPUs than there are, as far as that is known before the run.
+    """Return a finding for each stage that is known to ask for more GPUs than the machine has.
 
     Without any GPU, stages run without.
     """
@@ -207,7 +207,7 @@ def check_gpus(stages: Iterable[ScopedTask], gpus: Gpus) -> list[Finding]:
 
 
 def _is_skipped(stage: ScopedTask) -> bool:
-    """Tell whether it is known that the condition of the stage, or of a branch around it, is false."""
+    """Tell whether the condition of the stage, or of a branch around it, is known to be false."""
     for place in stage.around:
         with contextlib.suppress(ValueError):
             if place.task.condition is not None and not is_true(place.task.condition, place.resolved.known):

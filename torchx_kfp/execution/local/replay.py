@@ -60,13 +60,13 @@ _IN_FOLDER = ("sh", "-c", 'cd "$0" && PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the user wants to be different.
+    """The user's changes for a replay.
 
     Attributes:
         code: the folder whose code runs in place of that of the run; empty for the run's.
         tracker_base: where it records and reads; empty for the run's place.
         shell: whether a shell runs in place of the application.
-        environ: variables that the stage has with other values, or does not have (None).
+        environ: changed variables of the stage; None removes one.
     """
 
     code: str = ""
@@ -77,15 +77,15 @@ class Overrides:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """How a replay has ended.
+    """The result of a replay.
 
     Attributes:
         run_id: the run id of the replay.
-        replayed: the stage that it has replayed, as ``<run>/<stage>``.
-        stage: how it has ended here.
-        original: how it had ended there; None if it was still running.
+        replayed: the replayed stage, as ``<run>/<stage>``.
+        stage: the result of the replay.
+        original: the original result; None if it was still running.
         folder: its folder.
-        differs: what was not as it was, in sentences.
+        differs: sentences about differences from the original.
     """
 
     run_id: str
@@ -104,7 +104,7 @@ class ReplayResult:
         return code if code >= 0 else 128 - code
 
     def compare(self) -> list[str]:
-        """Return the results beside those of the original, each as a line: ``loss 0.31 (was 0.29)``."""
+        """Return the results next to those of the original, one a line: ``loss 0.31 (was 0.29)``."""
         now = _values(self.stage)
         before = _values(self.original) if self.original is not None else {}
         if protocol.EXIT_CODE in before and self.stage.results is not None:
@@ -122,7 +122,7 @@ class ReplayResult:
         return lines
 
     def __str__(self) -> str:
-        """Return how it ended, and the results beside the original's."""
+        """Return the state, and the results next to those of the original."""
         how = self.stage.reason or str(self.stage.state)
         was = "" if self.original is None else f"; before: {self.original.reason or self.original.state}"
         head = f"{self.replayed}, replayed as {self.run_id}: {how} ({duration(self.stage.duration)}){was}"
@@ -169,8 +169,8 @@ def replay(
         workspace: a folder whose code runs in place of the code that travelled with the run; nothing is copied.
         tracker_base: where it records and finds what its parents recorded. Default: the tracker base of the run.
         shell: whether to open a shell in place of the application.
-        env: variables that the stage gets with other values than then, or does not get (None).
-        say: gets sentences about what is not as it was, before it starts. Default: they are written to stderr.
+        env: changed variables of the stage; None removes one.
+        say: gets sentences about differences from the original before the start. Default: stderr.
 
     Raises:
         ArgumentError: there is no such stage, or it cannot be replayed like this; nothing was started.
@@ -214,14 +214,14 @@ def replay(
 
 
 class _Notices(Watch):
-    """Shows what precedes the stage: artifacts that could not be copied, the installation of packages, pulls."""
+    """Shows the output before the stage: failed copies of artifacts, the installation of packages, pulls."""
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
         Terminal(sys.stderr).write_lines(lines)
 
 
 def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides) -> RunOptions:
-    """Return the options of a replay: paths that are not given are those of a run on this machine."""
+    """Return the options of a replay. Paths default to those of a run on this machine."""
     stored = record.options if record.folder is not None else {}
     directory = keywords.get("directory")
     if directory is None and os.path.isdir(str(stored.get("directory") or "")):
@@ -280,11 +280,11 @@ def _run(
 
 
 def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, tuple[str, ...]]:
-    """Return the plan of the attempt here, and what is not as it was, in sentences.
+    """Return the plan of the attempt, and sentences about its differences from the original.
 
     Raises:
         ArgumentError: the stage cannot be replayed like this.
-        TrackerBaseError: what it records and reads is not here.
+        TrackerBaseError: its tracker base cannot be used here.
     """
     _refuse_workspace(invocation)
     try:
@@ -338,7 +338,7 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
     plan = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
     facts = decode(plan.words)
     if overrides.shell or (facts.stage and facts.tracker_base):
-        # What it records takes the place of KFP's outputs, which nobody reads.
+        # Its records replace KFP's outputs, which nobody reads.
         left = dataclasses.replace(run.component, outputs={}, artifact_outputs={})
         plan = dataclasses.replace(plan, component=left)
     return plan, facts
@@ -358,7 +358,7 @@ def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str 
 def _differences(
     invocation: Invocation, plan: AttemptPlan, facts: DecodedCommand, context: RunContext, overrides: Overrides
 ) -> Iterator[str]:
-    """Describe what is not as it was, one thing a sentence."""
+    """Describe the differences from the original, one in each sentence."""
     component = invocation.component
     in_container = plan.container is not None
     was_process = invocation.record.folder is not None and invocation.record.options.get("docker") is False

@@ -87,7 +87,7 @@ class RunOptions:
     project: str = field(default_factory=lambda: os.environ.get(PROJECT, ""))
 
     def __post_init__(self) -> None:
-        """Raise ArgumentError for a value that has the wrong type or makes no sense."""
+        """Raise ArgumentError for a value of the wrong type or out of range."""
         _verify_count("parallelism", self.parallelism)
         _verify_count("max_items", self.max_items)
         _verify_seconds("grace", self.grace, may_be_zero=True)
@@ -104,7 +104,7 @@ class RunOptions:
         """Return the options for these keywords of ``run``.
 
         Raises:
-            ArgumentError: an option has the wrong type, or makes no sense.
+            ArgumentError: an option has the wrong type, or is out of range.
             TypeError: there is no such option.
         """
         for name in keywords.keys() - RunKeywords.__annotations__.keys():

@@ -152,8 +152,8 @@ def start(
     """Run a prepared pipeline on this machine: see ``run``.
 
     Args:
-        say: gets sentences about code that is stored.
-        run_id: the run's id, if somebody else gives ids. A folder that it has from before is used again.
+        say: gets messages about code that is stored.
+        run_id: the run's id, if the caller chooses it. An existing folder is used again.
         pod_names: makes the names of pods. By default, they have the names of stages.
         done: how the stages of this run ended, by name, that a retry of it does not run again.
         command: the command line that starts the run.
@@ -190,7 +190,7 @@ def dry_run(
     env: Collection[str] = (),
     **options: Unpack[RunKeywords],
 ) -> list[StageForecast]:
-    """Return what would become of each stage of a prepared run; the arguments, and the errors, are those of ``run``."""
+    """Return the plan for each stage of a prepared run; see ``run`` for the arguments and errors."""
     chosen, _ = _options_of(prepared, options)
     given = _given_keys(prepared, secrets, config_maps, env, chosen)
     run_id = make_run_name(check_run_name(name) if name else prepared.pipeline.name)
@@ -204,7 +204,7 @@ def dry_run(
 
 
 def _options_of(prepared: PreparedRun, keywords: RunKeywords) -> tuple[RunOptions, list[Finding]]:
-    """Return the options of a run, and what a check of its pipeline has found."""
+    """Return the options of a run, and the findings about its pipeline."""
     chosen = RunOptions.of(keywords)
     # Whoever gives a URL as an argument trusts its server.
     urls = (value for value in prepared.arguments.values() if isinstance(value, str) and "://" in value)
@@ -253,7 +253,7 @@ def make_context(
     gpus: Gpus,
     runs: str = "",
 ) -> RunContext:
-    """Return the facts that all stages of the run in this folder share.
+    """Return the facts shared by all stages of the run in this folder.
 
     ``runs`` is the folder with the runs that have made what the stages take, if it is another one.
     """
@@ -342,7 +342,7 @@ def _execute(
 
 
 def _cache_of(prepared: PreparedRun, context: RunContext, watch: Watch) -> Cache:
-    """Return the cache in the folder of runs. What runs write is not the code of stages."""
+    """Return the cache in the folder of runs. Files written by runs are not code."""
     runs = Path(context.runs)
     bases = [prepared.values.get(TRACKER_BASE_PARAMETER), *prepared.bases]
     folders = [os.path.join(context.options.directory, base) for base in bases if isinstance(base, str)]

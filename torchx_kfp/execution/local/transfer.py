@@ -1,6 +1,6 @@
 """The files of an attempt at a stage: copies of the artifacts that it takes, and the outputs that it leaves.
 
-As on KFP, each stage has its own copy of an artifact: what it changes there, no other stage sees.
+As on KFP, each stage has its own copy of an artifact: no other stage sees its changes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from torchx_kfp.execution.pipeline.placeholders import placeholders_in
 from torchx_kfp.execution.pipeline.values import convert, from_output, large_integers
 from torchx_kfp.tracking.recorder import Artifact as Registered
 
-#: The seconds by which the time of a file may lag behind the clock.
+#: By how many seconds the time of a file may lag behind the clock.
 _COARSE = 0.02
 #: Schemes that fsspec lacks, or has for something else.
 _OF_KFP = ("oci", "huggingface")
-#: How many bytes the kernel is asked to copy at once.
+#: How many bytes the kernel copies at once.
 _CHUNK = 1 << 30
 
 
@@ -48,7 +48,7 @@ def with_copies(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the inputs, with the paths of copies of their files, and these paths by the files' URIs.
 
-    Files on other storage are copied, and those that stages of runs have made. Other files of this machine are the
+    Files on other storage, and those made by stages of runs, are copied. Other files of this machine are the
     user's: a stage reads them where they are.
 
     Args:
@@ -87,7 +87,7 @@ def copy_here(url: str, path: str, sources: Collection[str]) -> None:
         sources: see ``verify_source``.
 
     Raises:
-        AttemptError: it cannot be copied, or must not be.
+        AttemptError: it cannot, or must not, be copied.
     """
     verify_source(url, sources)
     if os.path.exists(path):
@@ -183,7 +183,7 @@ def copy_tree(source: str, target: str) -> None:
 
 
 def _copy_file(source: str, target: str) -> None:
-    # Where the file system can do this (Btrfs, XFS), the kernel copies nothing until one of the two is changed.
+    # On Btrfs and XFS, the kernel copies nothing until one of the two files changes.
     with open(source, "rb", buffering=0) as old, open(target, "wb", buffering=0) as new:
         try:
             while os.copy_file_range(old.fileno(), new.fileno(), _CHUNK):
@@ -283,7 +283,7 @@ def _store(plan: AttemptPlan, artifact: Artifact) -> Artifact:
 
 
 def _here(plan: AttemptPlan, path: str) -> str:
-    """Return the path on this machine of a path that a stage has named."""
+    """Return the path on this machine for a path that a stage has named."""
     if plan.container is None:
         return path
     found = plan.container.path_here(path)

@@ -78,7 +78,7 @@ class Journal:
 
         Args:
             folder: the run's folder.
-            pipeline: its pipeline.
+            pipeline: the pipeline.
             arguments: the values of all parameters.
             options: how it runs.
             warn: takes a sentence, once, if the run cannot be recorded.

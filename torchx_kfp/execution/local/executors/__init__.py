@@ -1,1 +1,1 @@
-"""What runs an attempt at a stage: a process, or a container."""
+"""Run an attempt at a stage as a process or in a container."""

@@ -1,4 +1,4 @@
-"""Stages as containers: each container's life, from pulling its image to its removal."""
+"""Run stages as containers: from pulling the image to removing the container."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Containers:
         self._mounts = mounts
         #: The mark of the run's folder: see ``process.run_mark``.
         self.mark = ""
-        #: The images that were pulled, why others could not be, and their locks: each is pulled once, however many
+        #: The pulled images, why others could not be pulled, and their locks: each is pulled once, however many
         #: stages wait for it.
         self._pulled: set[str] = set()
         self._refused: dict[str, EngineError] = {}
@@ -129,7 +129,7 @@ class Containers:
     def prepare(
         self, plan: AttemptPlan, verify_wanted: Callable[[], None], say: Callable[[str], None]
     ) -> Iterator[Callable[[], RunningStage]]:
-        """Create an attempt's container, from an image that may have to be pulled, and remove it in the end.
+        """Create an attempt's container, pull its image if necessary, and remove the container at the end.
 
         Args:
             plan: the attempt's plan.
@@ -160,7 +160,7 @@ class Containers:
             yield lambda: ContainerStage(self.engine, container, plan)
 
     def image_id(self, image: str) -> str:
-        """Return the id of the image that has this name now: an image that is rebuilt gets another id."""
+        """Return the current id of the image with this name: a rebuilt image has another id."""
         return str((self.engine.inspect("image", image) or {}).get("Id", ""))
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class ContainerStage(RunningStage):
     """A container that was created, from its start to its end."""
 
     def __init__(self, engine: Engine, container: str, plan: AttemptPlan) -> None:
-        """Start it; all of its output is seen, because the program attaches before the start."""
+        """Start it. No output is lost, because the program attaches before the start."""
         assert plan.container is not None
         self._engine, self._container = engine, container
         self._image, self._limit = plan.image, plan.container.limits.memory
@@ -329,7 +329,7 @@ class ContainerStage(RunningStage):
         threading.Thread(target=self._send, args=(number,), daemon=True).start()
 
     def describe(self, code: int, last_line: str) -> str:
-        """Describe how a container with this exit code, and this last line of its log, ended."""
+        """Describe the end of a container with this exit code and this last line of its log."""
         limited = f" (its limit is {self._limit / _MEGABYTE:.0f} MB)" if self._limit else ""
         if self._out_of_memory:
             return f"{describe_exit(code)}: it was out of memory{limited}"

@@ -1,4 +1,4 @@
-"""The container engine: the command line of Docker or of Podman, and what it says about itself."""
+"""The container engine: the command line of Docker or of Podman, and facts about it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MARK_LABEL = "torchx-kfp.folder"
 _PROGRAMS = ("docker", "podman")
 # Seconds to wait for one answer of the engine, which is slow while many containers start.
 _TIMEOUT = 120
-#: Seconds between looks whether a stage was ended.
+#: Seconds between two checks for the end of a stage.
 POLL = 0.1
-# How the engines begin the sentence that says why.
+# How the engines begin their error messages.
 _BEGINNINGS = ("Error response from daemon: ", "Error: ", "docker: ")
 # Without it, Podman's containers could have GPUs as well.
 _NVIDIA_DEVICE = "/dev/nvidiactl"
 
 
 class EngineError(Exception):
-    """The engine has refused something. The message is its own."""
+    """The engine has refused a command. The message is the engine's own."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Engine:
     Attributes:
         program: its path.
         version: the version of the engine.
-        cpus: the CPUs that it has; it rejects a container that asks for more. 0 if it does not say.
+        cpus: its number of CPUs, the limit for a container; 0 if it is unknown.
         remaps_users: whether a container's root is a different user on this machine, who needs access to the mounts.
         is_rootless: whether a container's root is this user.
         has_gpus: whether it can give NVIDIA GPUs to containers.
@@ -58,14 +58,14 @@ class Engine:
     is_podman: bool
 
     def gpu_options(self, names: Sequence[str]) -> list[str]:
-        """Return the options of a container that has the GPUs of these indices or UUIDs."""
+        """Return the options of a container with the GPUs of these indices or UUIDs."""
         if self.is_podman:
             return [f"--device=nvidia.com/gpu={name}" for name in names]
         # A field of CSV, which would end at a comma.
         return [f'--gpus="device={",".join(names)}"']
 
     def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return what the engine knows of an image or a container; None if there is none of this name."""
+        """Return the engine's description of an image or a container; None if there is none with this name."""
         try:
             found = json.loads(ask(self.program, kind, "inspect", "--", name))
         except EngineError:
@@ -80,7 +80,7 @@ class Engine:
         return len(found)
 
     def remove(self, *containers: str) -> None:
-        """Remove containers, unless that is happening already."""
+        """Remove containers, unless they are being removed already."""
         if containers:
             with contextlib.suppress(EngineError, OSError):
                 ask(self.program, "rm", "--force", "--volumes", *containers)
@@ -92,13 +92,13 @@ def ask(
     environ: Mapping[str, str] | None = None,
     verify_wanted: Callable[[], None] | None = None,
 ) -> str:
-    """Run a program of an engine with these words, and return what it prints.
+    """Run a program of an engine with these words, and return its output.
 
     Args:
         program: its path.
         words: its words.
         environ: its variables. Default: those of this process.
-        verify_wanted: raises an exception if nobody waits any more; with it, it may take as long as it likes.
+        verify_wanted: raises an exception if the answer is no longer wanted; it replaces the time limit.
 
     Raises:
         EngineError: it failed, or does not answer.
@@ -109,7 +109,7 @@ def ask(
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
     try:
-        with ending_signals(early.append):  # until it is known what to end
+        with ending_signals(early.append):  # until the process is known
             process = subprocess.Popen([program, *words], env=environ, start_new_session=True, **streams)
         for number in early:
             signal.raise_signal(number)
@@ -132,7 +132,7 @@ def ask(
 
 
 def _reason(said: str) -> str:
-    """Return the engine's own sentence of what it printed."""
+    """Return the engine's own error message from its output."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     found = next((line for line in lines if line.startswith(_BEGINNINGS)), lines[-1] if lines else "it failed")
     for beginning in _BEGINNINGS:
@@ -141,7 +141,7 @@ def _reason(said: str) -> str:
 
 
 def find_engine() -> Engine:
-    """Return the engine of the first program that has one. Docker's address is that of DOCKER_HOST or its context.
+    """Return the engine of the first program that answers. Docker's address is that of DOCKER_HOST or its context.
 
     Raises:
         ContainerEngineError: none answers; the message says why.

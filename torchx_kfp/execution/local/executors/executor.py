@@ -1,4 +1,4 @@
-"""The plan of an attempt at a stage, with its container if it has one, and the interface of what was started."""
+"""The plan of an attempt at a stage, with its container if it has one, and the interface of a started attempt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NEEDS = "an image needs sh, env and mkdir, and the commands that the application
 #: Python's last lines if it does not find a module or a script, and the beginning of a line of a stage's own programs.
 _NO_MODULE = re.compile(r"\bNo module named '?([\w.]+)'?\)?$")
 _NO_SCRIPT = re.compile(r"\bcan't open file '?(.+?)'?: \[Errno 2\]")
-#: What dash, bash, busybox and env say last of a command that they do not find.
+#: The last line of dash, bash, busybox and env if they do not find a command.
 _NO_COMMAND = re.compile(r"(?:^|: )'?([^\s:']+)'?: (?:(?:command )?not found|No such file or directory)$")
 _OWN = "torchx-kfp: "
 
@@ -47,7 +47,7 @@ class ContainerPlan:
     mounts: Sequence[Mount]
     #: Folders in memory: their paths in the container, and their sizes in bytes (None for no limit).
     memory_folders: Mapping[str, int | None]
-    #: Folders to create on this machine that the container's user, whoever that is, must be able to write to.
+    #: Folders to create on this machine that any user of the container must be able to write to.
     shared_folders: Sequence[str]
     #: Files that exist only while the container runs: names and contents, by the folder's path on this machine.
     files: Mapping[str, Mapping[str, str]]
@@ -100,7 +100,7 @@ class AttemptPlan:
     #: How many GPUs it asks for (see ``gpus.asked``), and those that it has, when it is going to be started.
     asks_gpus: Mapping[str, int] = field(default_factory=dict)
     gpus: HeldGpus | None = None
-    #: What runs in place of the command, attached to this process's terminal: a replay.
+    #: The command of a replay, attached to this process's terminal, in place of the stage's own.
     replaces: Sequence[str] | None = None
     #: The run id with which a replay records; empty if the command says it.
     recorded_as: str = ""
@@ -167,7 +167,7 @@ class AttemptPlan:
 
 
 class AttemptError(Exception):
-    """An attempt has failed, but not by its own program: it could not be started, given its files, or was lost.
+    """An attempt has failed without its program: it could not be started or given its files, or was lost.
 
     ``exit_code`` is the one that a shell would report, or that of pip, if any.
     """
@@ -228,7 +228,7 @@ class RunningStage(ABC):
         """Send it a signal, and return at once."""
 
     def describe(self, code: int, last_line: str) -> str:
-        """Describe how an attempt with this exit code, and this last line of its log, ended."""
+        """Describe the end of an attempt with this exit code and this last line of its log."""
         return describe_end(code, last_line, here=True)
 
 
@@ -241,12 +241,12 @@ def is_terminal(stream: Any) -> bool:
 
 
 def describe_end(code: int, last_line: str, *, here: bool) -> str:
-    """Describe how a stage ended, and the way out if its exit code or the last line of its log has one.
+    """Describe the end of a stage, and the way out if its exit code or the last line of its log suggests one.
 
     Args:
         code: its exit code, negative for a signal.
         last_line: the last line of its log.
-        here: whether it was a process of this machine, not a container.
+        here: whether it was a process on this machine, not a container.
     """
     why = ""
     if code == NOT_FOUND:

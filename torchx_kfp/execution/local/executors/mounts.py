@@ -1,4 +1,4 @@
-"""Folders of this machine in containers, by default at the same path, so that a path means the same in all stages."""
+"""Mounts: folders of this machine in containers, by default at the same path as here."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
 
 
 def open_to_all(top: str) -> None:
-    """Let every user change a folder and what is in it: an image's user may have any number."""
+    """Let every user change a folder and its contents: an image's user may have any number."""
     for folder, _, names in os.walk(top):
         for place in (folder, *(os.path.join(folder, name) for name in names)):
             with contextlib.suppress(OSError):  # it is another user's, or a link that leads nowhere

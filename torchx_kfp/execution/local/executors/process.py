@@ -1,4 +1,4 @@
-"""Stages as processes: each leads its own session, and ends with everything that it started.
+"""Run stages as processes: each leads its own session, and ends with everything that it has started.
 
 As in a container, the processes that a stage has started are killed when its first process has ended. They are found
 by two signs: the session; and, for a process that has left the session, the stage's mark in its environment.
@@ -43,7 +43,7 @@ _READ_SIZE = 1 << 16
 
 
 class StageProcess(RunningStage):
-    """A process, with everything that it starts. An attached one stays in this process's group and session."""
+    """A process and everything that it starts. An attached one stays in this process's group and session."""
 
     def __init__(self, plan: AttemptPlan) -> None:
         """Start it; the last part of ``RUN_MARK`` in its environment belongs to this process only.
@@ -177,7 +177,7 @@ def _living(is_wanted: Callable[[int], bool]) -> Iterator[int]:
 
 
 def start_error(command: Sequence[str], error: Exception) -> AttemptError:
-    """Return what an error at the start of a command means for the attempt."""
+    """Return the error of an attempt whose command could not be started."""
     word = command[0]
     if isinstance(error, UnicodeEncodeError):
         return AttemptError(
