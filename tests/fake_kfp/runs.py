@@ -73,6 +73,11 @@ class ClusterApi(Api):
     run = ClusterRun
     #: Whether the API server may read the logs of pods: its role in single-user mode lacks that.
     reads_pods = True
+    #: What it says of its version.
+    version = "unknown"
+
+    def _health(self, **more: Any) -> Any:
+        return {**super()._health(**more), "tag_name": self.version}
 
     def _log(self, run_id: str, pod: str, **more: Any) -> Any:
         text, run = super()._log(run_id, pod, **more), self.runs[run_id]

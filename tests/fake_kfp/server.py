@@ -114,6 +114,10 @@ class KfpHost(DevHost):
         spec = large_pipeline(name, stages, chains)
         return self._api.add_run(MadeRun, pipeline_from_documents([spec], name), spec)
 
+    def set_version(self, version: str) -> None:
+        """Say from now on that this is the version of KFP."""
+        self._api.version = version
+
     def hide_pods(self) -> None:
         """Give the logs of pods from now on only as Argo has archived them, as KFP's stock role does."""
         self._api.reads_pods = False

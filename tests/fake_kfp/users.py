@@ -74,6 +74,8 @@ def refused(name: str, namespace: str = "", workflow: str = "", run_id: str = ""
 class UsersApi(ClusterApi):
     """The API of a host where experiments, and with them runs, belong to namespaces."""
 
+    version = "2.17.0"
+
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         super().__init__(folder, options)
         [default] = self._experiments.values()
@@ -118,7 +120,7 @@ class UsersApi(ClusterApi):
         return str(self._experiments.get(experiment, {}).get("namespace", ""))
 
     def _health(self, **more: Any) -> Any:
-        return {**super()._health(**more), "tag_name": "2.17.0", "multi_user": True}
+        return {**super()._health(**more), "multi_user": True}
 
     def _list_runs(self, *, query: Mapping[str, str], **_: Any) -> Any:
         namespace = query.get("namespace")

@@ -244,6 +244,15 @@ def test_replicas_have_their_own_lines(runner: Runner, host: KfpHost) -> None:
     assert [*runner.log_lines(handle, "trainer", 1)] == ["I am 1\n"]
 
 
+@pytest.mark.skipif(not hasattr(dsl, "TaskConfig"), reason="kfp 2.15 and newer have dsl.TaskConfig")
+def test_what_the_version_of_the_host_refuses_is_not_submitted(runner: Runner, host: KfpHost) -> None:
+    host.set_version("2.14.4")
+    app = app_of(entrypoint="true", num_replicas=2)
+    with pytest.raises(ValueError, match=says("fails on KFP", "KFP before 2.15", "nothing was submitted")):
+        runner.run(app, "kfp", {"engine": "job"})
+    assert not host.runs
+
+
 def test_an_app_is_followed_listed_and_canceled(runner: Runner, host: KfpHost) -> None:
     code = "import time; print('one', end='', flush=True); time.sleep(1); print(' 1'); print('trainer/0 | two')"
     ended = runner.run(app_of(entrypoint="python", args=["-c", code]), "kfp", {"name": "my try"})
