@@ -16,6 +16,7 @@ from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.execution.pipeline.used_files import Code
 from torchx_kfp.execution.runs.stage_key import StageKey
 from torchx_kfp.local import Artifact, StageResult, State
+from torchx_kfp.tracking import FsspecResultTracker
 
 KEY = StageKey({"image": "a"}, Code({"train.py": "1"}))
 DIGEST = KEY.digest
@@ -96,6 +97,25 @@ def test_an_entry_that_cannot_be_read_is_none(cache, earlier, stage, change):
     assert cache.get(KEY) is None
     Cache(cache.folder, "run-3").put(KEY, stage)
     assert repr(cache.get(KEY)) == repr(stage).replace("cached_from=''", "cached_from='run-3'")
+
+
+def test_a_stage_whose_results_are_gone_or_cannot_be_looked_for_is_none(cache, earlier, stage, tmp_path):
+    base = tmp_path / "base"
+
+    def found():
+        return Cache(cache.folder, "run-2", directory=str(tmp_path)).get(KEY)
+
+    recorded = dataclasses.replace(stage, tracker_base="base", results={"loss": 0.5})
+    earlier.put(KEY, recorded)
+    assert found() is None
+    FsspecResultTracker(base)["run/train/other"] = {"loss": 0.5}
+    assert found() is None, "another stage of that run has some"
+    FsspecResultTracker(base)[stage.execution_id] = {"loss": 0.5}
+    assert found().cached_from == "run-1"
+    earlier.put(KEY, dataclasses.replace(recorded, tracker_base="no-such-store://x"))
+    assert found() is None, "a store that does not answer counts as empty"
+    earlier.put(KEY, dataclasses.replace(recorded, results={}))
+    assert found().cached_from == "run-1", "it has recorded nothing"
 
 
 def test_a_folder_that_takes_no_files(tmp_path, stage):
