@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -150,3 +151,17 @@ def test_a_base_with_a_cache_is_refused(tmp_path: Path) -> None:
     done = stage.run("sh", "-c", "exit 3")
     assert done.returncode == 1
     assert f"a cache keeps files on this machine: use file://{tmp_path}/results" in done.stderr
+
+
+def test_the_latest_entry_of_a_field_counts(tmp_path: Path) -> None:
+    entries = {
+        "1-a.metadata": {"metadata": {"x": 1, "y": 1}},
+        "2-b.started.metadata": {"metadata": {"x": 2}, "started": {"host": "h"}},
+        "3-c.started": {"started": {}, "metadata": {"x": 3}},
+    }
+    for name, content in entries.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    store, path = storage.open_storage(str(tmp_path))
+    assert storage.fields_of(f"{path}/2-b.started.metadata") == {"started", "metadata"}
+    assert storage.read_field(store, path, "metadata") == {"x": 2, "y": 1}, "the name of an entry says what it has"
+    assert storage.read_field(store, f"{path}/none", "metadata") == {}
