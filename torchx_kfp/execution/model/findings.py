@@ -15,7 +15,7 @@ from torchx_kfp.errors import UnsupportedPipelineError
 
 
 class Kind(Enum):
-    """The meaning of a finding; the value is its wording."""
+    """The kind of a finding; the value is its wording."""
 
     FAILS = "fails on KFP"
     WORKS_HERE = "fails on KFP, works here"
@@ -38,7 +38,7 @@ class Finding:
     """One fact about a pipeline.
 
     Attributes:
-        kind: what it means.
+        kind: its kind.
         place: the subject of the sentence: ``task 'inner/train'``, ``the argument 'text'``.
         text: the rest of it, and the way out.
         others: further places for which it is true.

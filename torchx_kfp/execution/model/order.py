@@ -1,4 +1,4 @@
-"""What KFP does otherwise with the order of tasks: loops, collected outputs, tasks that ignore failures, conditions."""
+"""Differences of KFP in the order of tasks: loops, collected outputs, tasks that ignore failures, conditions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def collected(
 
 
 def loops_of(pipeline: Pipeline, scope: Component, task_name: str, output: str) -> int:
-    """Return in how many loops the stage that produces an output is, seen from the scope of a task that takes it."""
+    """Return the number of loops around the stage that produces an output, seen from a task that takes it."""
     task = scope.as_dag().tasks[task_name]
     component = pipeline.component_of(task)
     sources = component.dag.outputs.get(output, ()) if component.dag is not None else ()
@@ -116,7 +116,7 @@ def of_hook(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]
 
 
 def _without_hook(pipeline: Pipeline, task: Task) -> str:
-    """Return what a task is, if KFP's compiler leaves out its exit hook."""
+    """Return the kind of a task whose exit hook KFP's compiler leaves out; empty for others."""
     component = pipeline.component_of(task)
     if task.loop is not None:
         return "a loop"

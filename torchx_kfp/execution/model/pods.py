@@ -1,4 +1,4 @@
-"""What Kubernetes refuses in the pod of a stage, or never starts, and what does not reach the replicas of a stage.
+"""Find settings of pods that Kubernetes refuses or never starts, or that do not reach the replicas of a stage.
 
 The run of a pod that never starts would stay RUNNING until somebody ends it.
 
@@ -37,7 +37,7 @@ _OPERATORS, _EFFECTS = ("", "Equal", "Exists"), ("", "NoSchedule", "PreferNoSche
 
 
 def of_pod(component: Component) -> Iterator[tuple[Kind, str]]:
-    """Yield what Kubernetes refuses in the pod of a component's tasks."""
+    """Yield the settings of a component's pods that Kubernetes refuses."""
     container, platform = component.container, component.platform
     if container is None or is_volume_task(component):
         return
@@ -48,7 +48,7 @@ def of_pod(component: Component) -> Iterator[tuple[Kind, str]]:
 
 
 def _words(component: Component, container: Container) -> Iterator[tuple[str, str]]:
-    """Yield what is refused in a container, each with the rule."""
+    """Yield the refused settings of a container, each with the rule."""
     images = [container.image, *(role.image for role in component.decoded.replica_roles)]
     for image in dict.fromkeys(images):
         if not _fits(image, _IMAGE):
@@ -143,7 +143,7 @@ def _mounts(platform: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
 
 
 def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
-    """Yield what is set on the task of a distributed stage and does not reach its replicas.
+    """Yield settings on the task of a distributed stage that do not reach its replicas.
 
     KFP 2.15 and newer hand a component what is set on its task (``dsl.TaskConfig``), and the launcher gives it to the
     replicas. Pipelines that an older kfp has compiled lack the input for that, and some settings are never handed on.
@@ -168,7 +168,7 @@ def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
 
 
 def _lost(component: Component, roles: list[ReplicaRole]) -> Iterator[str]:
-    """Yield the kinds of settings that an author has added to those that the AppDef and its secrets make."""
+    """Yield the kinds of settings that an author has added to those of the AppDef and its secrets."""
     assert component.container is not None
     if component.container.resources:
         yield "resources"
@@ -183,7 +183,7 @@ def _lost(component: Component, roles: list[ReplicaRole]) -> Iterator[str]:
 
 
 def _handed_on(component: Component, is_handed_on: bool) -> Iterator[str]:
-    """Yield what the component sets of the settings that ``dsl.TaskConfig`` has, or of those that it lacks."""
+    """Yield the settings of the component that ``dsl.TaskConfig`` has, or those that it lacks."""
     for key, setting in POD_SETTINGS.items():
         if setting.handed_on is is_handed_on and component.platform.get(key):
             yield setting.words

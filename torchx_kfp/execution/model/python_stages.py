@@ -1,4 +1,4 @@
-"""What KFP's Python components (``dsl.component``) find on this machine, and not in their image."""
+"""Find modules that KFP's Python components (``dsl.component``) have locally, and not in their image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def of_program(component: Component) -> Iterator[tuple[Kind, str]]:
-    """Yield the modules that a Python component imports, and that its image lacks."""
+    """Yield the modules that a Python component imports and its image lacks."""
     container = component.container
     program = parse_command(container.words) if container is not None else None
     if container is None or program is None or not _PLAIN.fullmatch(container.image):
@@ -52,7 +52,7 @@ def _parsed(program: PythonComponent) -> ast.Module:
 
 
 def _imported(program: PythonComponent) -> list[str]:
-    """Return the modules that a component's function imports, without those that it can do without."""
+    """Return the modules that a component's function imports, without optional ones."""
     found: dict[str, None] = {}
     module = _parsed(program)
     optional = {

@@ -1,4 +1,4 @@
-"""What KFP does otherwise with what a task is given: inputs, commands, images, limits, settings, imported artifacts."""
+"""Differences of KFP in the inputs, commands, images, limits, settings and imported artifacts of tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STORES = re.compile(r"(?:gs|s3|minio|oci)://.")
 
 
 def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
-    """Yield the findings about the inputs of a task: where they come from, and what the driver makes of them."""
+    """Yield the findings about the inputs of a task: their sources, and their values in KFP's driver."""
     task, component, nested = place.task, place.component, place.component.dag is not None
     problems = dict(place.resolved.problems)
     for name, source in task.inputs.items():
@@ -91,7 +91,7 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
 
 
 def _problems_of_items(place: ScopedTask) -> dict[str, str]:
-    """Return why inputs of a task in a loop have no value in an iteration, as far as the loop's items are known."""
+    """Return why inputs of a task lack a value in an iteration of its loop, as far as the items are known."""
     around = place.inside
     assert around is not None
     loop = around.task.loop
@@ -218,7 +218,7 @@ def of_container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, 
 
 
 def _pod_texts(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
-    """Find images and limits of which KFP's driver makes something else: it takes one input of the type STRING."""
+    """Find images and limits that KFP's driver changes: it takes one input of the type STRING."""
     container = place.component.container
     assert container is not None
     resources = container.resources
@@ -270,7 +270,7 @@ def _type_of(pipeline: Pipeline, place: ScopedTask, name: str) -> str:
 
 
 def of_settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
-    """Find what differs in the settings of a task."""
+    """Find differences in the settings of a task."""
     task, component = place.task, place.component
     for key, value in component.platform.items():
         setting = POD_SETTINGS.get(key)

@@ -1,4 +1,4 @@
-"""What Argo and the kubelet make of a text on its way to a stage, and what KFP's compiler has left in it.
+"""Find text that Argo or the kubelet changes on its way to a stage, or that KFP's compiler has left in it.
 
 Everything that a stage is given is text of its pod: its command and variables, and its inputs, which KFP's launcher
 gets as an argument. Argo fills in its own variables, and the kubelet expands the container's (``expand`` does so byte
@@ -23,7 +23,7 @@ from torchx_kfp.execution.pipeline.values import large_integers
 
 #: A channel as text.
 CHANNEL_TEXT = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
-#: What becomes of a character above U+FFFF, as the rest of a sentence.
+#: The fate of a character above U+FFFF, as the rest of a sentence.
 REJECTED_CHARACTER = (
     "which KFP's database rejects ('Incorrect string value': its connection is MySQL's utf8). Use other characters, or "
     "escapes that the application decodes"
@@ -40,7 +40,7 @@ _AROUND = 12
 def of_text(
     what: str, text: str, variables: Mapping[str, str], way_out: str = "Pass it as a separate argument"
 ) -> Iterator[tuple[Kind, str]]:
-    """Find what is wrong with a text of a stage, such as a channel that KFP's compiler has left in it."""
+    """Find problems in a text of a stage, such as a channel that KFP's compiler has left in it."""
     if match := CHANNEL_TEXT.search(text):
         yield (
             Kind.FAILS,
@@ -69,7 +69,7 @@ def of_numbers(what: str, value: Any) -> Iterator[tuple[Kind, str]]:
 
 
 def arrives(text: str) -> str:
-    """Say how a text arrives, and what to do about it, as the rest of a sentence."""
+    """Return how a text arrives, and the way out, as the rest of a sentence."""
     return (
         f"arrives as {text!r}: Argo and the kubelet expand the text of a stage. Write it in another way (task_from_app "
         "encodes an AppDef's own arguments and variables), or have the application read it from a file"
@@ -112,7 +112,7 @@ def variables_of(component: Component) -> dict[str, str]:
 
 
 def find_change(text: str, variables: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """Return the first piece of a text that is changed, with some context, and the text that arrives in its place.
+    """Return the first changed piece of a text, with some context, and the text that arrives in its place.
 
     Args:
         text: the text in the pipeline.

@@ -1,4 +1,4 @@
-"""Artifacts, and the reports in which stages describe them."""
+"""Artifacts, and the reports of stages about them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Artifact:
 
 
 def is_object_store(url: str) -> bool:
-    """Tell whether a URL is in an object store. Others may be files or servers of this machine."""
+    """Tell whether a URL is in an object store. Other URLs may name files or servers of this machine."""
     return "::" not in url and _OBJECT_STORE.fullmatch(url) is not None
 
 
@@ -92,7 +92,7 @@ def _number(value: Any) -> Any:
 
 
 def _as_kept(value: Any) -> Any:
-    """Return a value of an artifact's metadata as ML Metadata stores it and consumers find it.
+    """Return a value of an artifact's metadata as ML Metadata stores it, and consumers read it.
 
     Lists and objects are wrapped in an object, booleans become numbers, and numbers have six decimals.
     """
@@ -188,7 +188,7 @@ def _check_fields(value: object, known: set[str], what: str) -> None:
 
 
 def _refuse_constants(value: object, place: str = "") -> None:
-    """Raise ValueError for NaN or an infinity, which Python writes but JSON does not have."""
+    """Raise ValueError for NaN or an infinity, which Python writes although JSON lacks them."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{place} is {json.dumps(value)}, which JSON does not have. Leave it out, or write text")
     for key, item in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):

@@ -1,4 +1,4 @@
-"""Conditions of ``dsl.If`` and fields of loop items, as on KFP's backend.
+"""Evaluate conditions of ``dsl.If``, and fields of loop items, as KFP's backend does.
 
 The backend evaluates the Common Expression Language (cel-go). KFP's compiler writes only comparisons in it: of inputs,
 text, numbers, true and false, with ``int()`` and ``double()``, joined by ``&&``, ``||`` and ``!``. Python reads them
@@ -51,7 +51,7 @@ _Part: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 
 def verify_condition(expression: str) -> None:
-    """Raise ValueError if the expression is not a comparison as KFP compiles it."""
+    """Raise ValueError if the expression is not a comparison in the form that KFP compiles."""
     _read(expression)
 
 
@@ -94,7 +94,7 @@ def select_field(value: Any, selector: str) -> Any:
 
 
 def compares_types(expression: str) -> bool:
-    """Tell whether KFP compiled the condition from values of different types, which yields a wrong expression."""
+    """Tell whether KFP compiled the condition from values of different types, to a wrong expression."""
     return _QUOTED_INPUT.search(expression) is not None
 
 
@@ -121,7 +121,7 @@ def _read(expression: str) -> _Part:
 
 
 def _part(node: ast.expr) -> _Part:
-    """Return the part that a node of Python's syntax stands for, or raise SyntaxError."""
+    """Return the part for a node of Python's syntax, or raise SyntaxError."""
     match node:
         case ast.BoolOp(op=op, values=values):
             return functools.partial(_joined, isinstance(op, ast.Or), [_part(value) for value in values])
@@ -147,7 +147,7 @@ def _part(node: ast.expr) -> _Part:
 
 
 def _joined(is_or: bool, parts: Sequence[_Part], inputs: Mapping[str, Any]) -> bool:
-    """Return what ``||`` or ``&&`` returns: a part that decides makes up for one that cannot be evaluated."""
+    """Return the value of ``||`` or ``&&``: a deciding part makes up for one that cannot be evaluated."""
     problem: ValueError | None = None
     for part in parts:
         try:

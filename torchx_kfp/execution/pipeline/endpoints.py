@@ -1,4 +1,4 @@
-"""The address of the S3 server that a stage uses, and whether it means the machine that uses it.
+"""The address of a stage's S3 server, and whether it means the machine on which it is used.
 
 On this machine, the user's address counts in place of that in the cluster.
 """
@@ -17,12 +17,12 @@ S3_ENDPOINT = re.compile(r"AWS_ENDPOINT_URL(?:_S3)?|FSSPEC_S3A?_ENDPOINT_URL", r
 
 
 def s3_endpoints(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return those of some variables with which a stage finds S3."""
+    """Return the variables with which a stage finds S3."""
     return {name: value for name, value in variables if S3_ENDPOINT.fullmatch(name) and value}
 
 
 def is_of_this_machine(url: str) -> bool:
-    """Tell whether a URL's host means the machine that uses it; in a pod or a container, that is this itself."""
+    """Tell whether a URL's host means the machine that uses it: in a pod or a container, that one itself."""
     try:
         return is_this_machine(urlsplit(url).hostname or "")
     except ValueError:

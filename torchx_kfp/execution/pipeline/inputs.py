@@ -1,6 +1,6 @@
-"""Where the value of a task's input comes from: the one answer, for runs, checks and replays.
+"""Resolve the inputs of tasks, for runs, checks and replays.
 
-It is that of KFP's driver and launcher (``backend/src/v2/driver/resolve.go``):
+The rules are those of KFP's driver and launcher (``backend/src/v2/driver/resolve.go``):
 
 1. The task names a constant, an input of its scope, or an output. Null is the value of an optional parameter without
    one. It counts as if the task named nothing; an input that is not optional has no value then, and the task fails.
@@ -56,7 +56,7 @@ UNKNOWN: Any = _Unknown()
 
 @dataclass(frozen=True)
 class NoOutput:
-    """What a task that has failed leaves in place of an output: empty text, and no value of another type."""
+    """The output of a failed task: empty text, and no value of another type."""
 
     why: str
 
@@ -66,8 +66,8 @@ class TaskInputs:
     """The inputs of a task.
 
     Attributes:
-        values: the values that the driver gives to it; ``UNKNOWN`` if only the run knows them.
-        problems: why others have no value, as clauses.
+        values: the values that the driver passes to it; ``UNKNOWN`` if only the run knows them.
+        problems: why other inputs have no value, as clauses.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class TaskInputs:
 
 
 def inputs_of_root(root: Component, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the inputs of a pipeline, whose arguments are the values of all its parameters, or None if not known."""
+    """Return the inputs of a pipeline; its arguments are the values of all parameters, or None if unknown."""
     if arguments is None:
         return dict.fromkeys((*root.inputs, *root.artifact_inputs), UNKNOWN)
     return {**{name: None if its.optional else UNKNOWN for name, its in root.inputs.items()}, **arguments}
@@ -93,7 +93,7 @@ def resolve(
     output: Callable[[FromTask | FinalStatus], Any],
     facts: Mapping[str, str] | None = None,
 ) -> TaskInputs:
-    """Return the inputs that KFP's driver gives to a task.
+    """Return the inputs that KFP's driver passes to a task.
 
     Args:
         task: the task.
@@ -144,10 +144,10 @@ def inputs_of_iteration(
 
 
 def item_of(loop: Loop, component: Component, item: Any) -> Any:
-    """Return an item as the tasks of a loop get it.
+    """Return an item as the tasks of a loop receive it.
 
     Raises:
-        ValueError: it has another type than they take.
+        ValueError: its type is not that of their input.
     """
     declared = component.inputs.get(loop.item_input)
     if item is UNKNOWN or is_artifact(item) or declared is None:
@@ -202,13 +202,13 @@ def importer_uri(importer: Importer, task: Task, scope: Mapping[str, Any]) -> An
     """Return the URI of an importer; ``UNKNOWN`` if only the run knows it.
 
     Raises:
-        ValueError: KFP does not find it. The message continues a sentence that begins with the task's name.
+        ValueError: KFP does not find it. The message follows the task's name in a sentence.
     """
     uri: Any
     if isinstance(importer.uri, Constant):
         uri = importer.uri.value
     else:
-        # KFP's importer has no driver: it looks for an input of its scope, and nothing else.
+        # KFP's importer has no driver: it takes only an input of its scope.
         source = task.inputs.get(importer.uri.name)
         if not isinstance(source, FromInput) or source.selector:
             kind = "the output of another task" if isinstance(source, FromTask) else "text, or a field of a loop's item"
@@ -234,7 +234,7 @@ def _value(
     *,
     is_artifact_input: bool,
 ) -> Any:
-    """Return the value that a task names, before its type is looked at."""
+    """Return the value that a task names, with its type unchecked."""
     if isinstance(source, Constant):
         return _constant(source.value, facts)
     if isinstance(source, FromInput):
@@ -254,13 +254,13 @@ def _value(
     elif isinstance(source, (FromTask, FinalStatus)):
         value = output(source)
     else:
-        return UNKNOWN  # a kind that no run here has
+        return UNKNOWN  # a kind that no local run has
     selector = getattr(source, "selector", "")
     return select_field(value, selector) if selector and value is not UNKNOWN else value
 
 
 def _constant(value: Any, facts: Mapping[str, str] | None) -> Any:
-    """Return a constant, in whose text KFP's driver fills in the workspace, or which is one fact about the run."""
+    """Return a constant, with KFP's workspace filled in as KFP's driver does, or one fact about the run."""
     found = list(placeholders_in(value)) if isinstance(value, str) else []
     for placeholder in found:
         if placeholder.body == _WORKSPACE and facts is not None:

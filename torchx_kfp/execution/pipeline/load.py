@@ -1,4 +1,4 @@
-"""Load a compiled pipeline from a YAML file, or from a pipeline function, which is compiled first."""
+"""Load a pipeline from compiled YAML, or from a pipeline function, which is compiled first."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
 
 
 def is_torchx_component(function: object) -> bool:
-    """Tell whether a function says that it returns an AppDef."""
+    """Tell whether a function is annotated to return an AppDef."""
     returns = getattr(function, "__annotations__", {}).get("return")
     return callable(function) and str(getattr(returns, "__name__", returns)).rpartition(".")[2] == "AppDef"
 
@@ -167,8 +167,8 @@ def _remember(text: str, pipeline: Pipeline) -> None:
 
 
 def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
-    """Parse YAML or JSON. Text that KFP has just compiled does not need limits, and is read faster without them."""
-    # JSON is not quite YAML: PyYAML reads the number 1e-05 as text.
+    """Parse YAML or JSON. Text just compiled by KFP needs no limits, and is read faster without them."""
+    # PyYAML reads the number 1e-05 of JSON as text.
     if text.lstrip().startswith(("{", "[")):
         try:
             document = json.loads(text)
@@ -185,7 +185,7 @@ def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
 
 
 def _verify_events(text: str) -> None:
-    """Raise _TooMuch for YAML that would take all memory, or all of the stack in C, before it is loaded."""
+    """Raise _TooMuch for YAML that would exhaust the memory or C's stack, before it is loaded."""
     level = 0
     events: Iterator[Any] = yaml.parse(text, Loader=_Loader)
     for count, event in enumerate(events):
@@ -210,7 +210,7 @@ def verify_depth(value: Any, deepest: int = _DEEPEST) -> None:
 
 
 class _TooMuch(ValueError):
-    """A file contains more than any pipeline; the message follows "is not a compiled pipeline:"."""
+    """A file exceeds the limits of pipelines; the message follows "is not a compiled pipeline:"."""
 
 
 def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, kind: str = "file") -> Pipeline:
@@ -220,7 +220,7 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, 
         documents: the file's documents.
         path: the file's path, for messages.
         text: the file's text, if there is a file.
-        kind: what has that path, or that name, for messages.
+        kind: the kind of object with that path or name, for messages.
 
     Raises:
         PipelineFileError: they are not a compiled KFP v2 pipeline.
@@ -240,7 +240,7 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, 
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raise PipelineFileError, in which the pipeline has this name, if its parts do not have KFP's form."""
+    """Turn errors about parts without KFP's form into PipelineFileError about the pipeline with this name."""
     try:
         yield
     except TorchxKfpError:

@@ -28,7 +28,7 @@ _PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
 _BODY = re.compile(
     r"(?:(?P<of>inputs|outputs)\.(?P<what>parameters|artifacts)\['(?P<name>.+)'\](?:\.(?P<field>output_file|uri|path))?)"
 )
-#: The forms that KFP fills in in a command: of inputs or outputs, parameters or artifacts, and the field.
+#: The forms that KFP fills in inside a command: inputs or outputs, parameters or artifacts, and the field.
 _KNOWN = {
     ("inputs", "parameters", None),
     ("outputs", "parameters", "output_file"),
@@ -89,7 +89,7 @@ def parameter_of(text: str) -> str | None:
 
 
 def with_names(text: str) -> str:
-    """Return a text for messages, with ``{name}`` in place of the placeholder of an input."""
+    """Return a text for messages, with ``{name}`` in place of placeholders of inputs."""
     return _PLACEHOLDER.sub(lambda match: f"{{{_placeholder(match).parameter or match[0]}}}", text)
 
 
@@ -124,7 +124,7 @@ class PlaceholderValues:
 
 
 def resolve_text(text: str, values: PlaceholderValues, write: Callable[[Any], str] = to_text) -> str:
-    """Fill in the placeholders of a text, in which ``write`` gives the text of an input; unknown ones stay."""
+    """Fill in the placeholders of a text; ``write`` returns the text of an input, and unknown ones stay."""
     if "{{$" not in text:
         return text
     return _PLACEHOLDER.sub(lambda match: _lookup(match, values, write), text)
@@ -182,7 +182,7 @@ def resolve_command(words: Sequence[str], values: PlaceholderValues) -> list[str
             command.append(resolve_text(word, values))
             continue
         try:
-            # What KFP's compiler cannot have written is ordinary text, also an int with thousands of digits.
+            # Text that KFP's compiler cannot have written is ordinary text, even an int with thousands of digits.
             is_structured = word.startswith((_IF_PRESENT, _CONCAT))
             command += _expand(json.loads(word, parse_int=float) if is_structured else word, values)
         except (_NoNodeError, json.JSONDecodeError, RecursionError):
@@ -257,7 +257,7 @@ class _NoNodeError(Exception):
 
 
 def _expand(node: Any, values: PlaceholderValues) -> list[str]:
-    """Return the words that a structured placeholder stands for: none, one or several."""
+    """Return the words of a structured placeholder: none, one or several."""
     match node:
         case str():
             return [resolve_text(node, values, driver_text)]
@@ -337,7 +337,7 @@ def parse_quantity(text: str) -> Decimal:
 
 
 def _pod_text(values: Mapping[str, Any], name: str, older: str, inputs: Mapping[str, Any]) -> str | None:
-    """Return the value under the name that KFP writes today, or otherwise under its older name; None without one."""
+    """Return the value under KFP's current name or its older one; None without a value."""
     if values.get(name):
         return resolve_pod_text(str(values[name]), inputs)
     return str(values[older]) if values.get(older) else None

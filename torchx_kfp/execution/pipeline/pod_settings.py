@@ -1,4 +1,4 @@
-"""The settings of a task's pods in KFP's Kubernetes platform spec, and where each has an effect."""
+"""The settings of a task's pods in KFP's Kubernetes platform spec, and where each one applies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class PodSetting:
     """A setting of the platform spec.
 
     Attributes:
-        words: what it sets, in messages.
+        words: its name in messages.
         process: whether it has an effect on a process on this machine.
         container: whether it has an effect on a container on this machine.
         volume: the volume that it mounts, in messages; empty if it mounts none.
         is_temporary: whether that volume is empty at first.
-        keys_of: whose keys it gives to the stage: ``secret`` or ``config map``. Without a volume, as variables.
+        keys_of: the source of keys for the stage, ``secret`` or ``config map``; without a volume, as variables.
         handed_on: whether ``dsl.TaskConfig`` hands it on to the replicas of a distributed stage (kubeflow/pipelines,
             backend/src/v2/driver/k8s.go); None if that depends on its values, or does not matter to replicas.
     """
@@ -44,7 +44,7 @@ TIME_LIMIT, FIELDS, METADATA, SHARED_MEMORY = (
     "podMetadata",
     "enabledSharedMemory",
 )
-#: All settings that this version knows, by their keys; others are not applied here, and count as not handed on.
+#: All known settings, by their keys; others are not applied here, and count as not handed on.
 POD_SETTINGS: Mapping[str, PodSetting] = {
     TIME_LIMIT: PodSetting("the time limit"),
     FIELDS: PodSetting("variables"),
@@ -67,7 +67,7 @@ POD_SETTINGS: Mapping[str, PodSetting] = {
     METADATA: PodSetting("pod labels and annotations", process=False, container=False),
     "tolerations": PodSetting("tolerations", process=False, container=False, handed_on=True),
 }
-#: Those that give keys of secrets and config maps, as variables or as files.
+#: The settings that give keys of secrets and config maps, as variables or as files.
 VARIABLES = tuple(key for key, setting in POD_SETTINGS.items() if setting.keys_of and not setting.volume)
 FILES = tuple(key for key, setting in POD_SETTINGS.items() if setting.keys_of and setting.volume)
 

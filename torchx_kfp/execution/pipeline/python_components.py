@@ -62,13 +62,13 @@ class PythonComponent:
         return next((value for option, value in pairs if option == "--function_to_execute"), "")
 
     def command(self, source_file: str, copies: Mapping[str, str]) -> list[str]:
-        """Return the command that runs it from a source file; ``copies`` has the paths of artifacts by their URIs."""
+        """Return the command that runs it from a source file; ``copies`` are paths of artifacts by their URIs."""
         module = ("--component_module_path", source_file)
         return ["python3", "-c", _START, json.dumps(copies), *module, *self.arguments]
 
 
 def parse_command(words: Sequence[str]) -> PythonComponent | None:
-    """Return the Python component whose code is in a command; None if KFP did not compile the command from one."""
+    """Return the Python component in a command; None if KFP did not compile the command from one."""
     rest = tuple(words)
     installs: tuple[tuple[str, ...], ...] = ()
     if len(rest) > 3 and rest[:2] == ("sh", "-c"):
@@ -88,7 +88,7 @@ def parse_command(words: Sequence[str]) -> PythonComponent | None:
 
 
 def names_executor(words: Sequence[str]) -> bool:
-    """Tell whether the command names KFP's executor, and so is some form of Python component."""
+    """Tell whether the command names KFP's executor, as that of any Python component does."""
     return any(_EXECUTOR.search(word) for word in words)
 
 
@@ -112,7 +112,7 @@ def _pip_installs(script: str) -> list[tuple[str, ...]] | None:
 
 
 def _is_kfp(words: tuple[str, ...]) -> bool:
-    """Tell whether this installs KFP for the executor: an install that users ask for includes dependencies."""
+    """Tell whether this installs KFP for the executor: installs for users include dependencies."""
     if "--no-deps" in words and any(re.match(r"kfp\s*==", word) for word in words):
         return True
     packages = [word for before, word in zip(("", *words), words, strict=False) if not before.startswith("--")]

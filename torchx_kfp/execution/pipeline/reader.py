@@ -40,7 +40,7 @@ _DEEPEST = 50
 _MOST_TASKS = 100_000
 #: The trigger strategy of tasks that run even after failures.
 ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
-#: Text that KFP's own reader of YAML takes for a number or a boolean, and Python's does not.
+#: Text that KFP's reader of YAML, unlike Python's, takes for a number or a boolean.
 _AMBIGUOUS = re.compile(r"[-+]?\.?[0-9].*|[yYnN]", re.DOTALL)
 
 # The levels of objects and lists in a file, and the values in it, once aliases of YAML are followed.
@@ -286,7 +286,7 @@ def _seconds(text: str) -> float:
 
 
 def _verify(pipeline: Pipeline) -> None:
-    """Verify that all names in the file refer to something, and that nothing waits for itself."""
+    """Verify that all names in the file exist, and that no task waits for itself."""
     uses: dict[str, set[str]] = {}
     for component in (pipeline.root, *pipeline.components.values()):
         dag = component.dag
@@ -351,7 +351,7 @@ def _items(value: Any) -> str | None:
 
 #: The names of types in messages.
 _NAMES: Mapping[Any, str] = {str: "text", bool: "true or false", dict: "an object", list: "a list"}
-#: What entries of settings for Kubernetes must have.
+#: Required fields in entries of settings for Kubernetes.
 _NEEDED = {
     "fieldPathAsEnv": ("name", "fieldPath"),
     **dict.fromkeys(("pvcMount", "emptyDirMounts", "genericEphemeralVolume"), ("mountPath",)),
@@ -407,7 +407,7 @@ def _verify_types(value: Any, place: str, kind: Any, field: str, levels: int, le
     Args:
         value: the value.
         place: where it is, in messages.
-        kind: the type that it must have; None for any JSON.
+        kind: its type; None for any JSON.
         field: the field that it is; empty for the file, an item of a list, or a field whose key is a name.
         levels: the levels of objects and lists that it may have.
         left: has a number for each value that the file may have.

@@ -68,7 +68,7 @@ class FromTask:
 
 @dataclass(frozen=True)
 class FinalStatus:
-    """An input that tells how another task in the scope has ended (``dsl.PipelineTaskFinalStatus``)."""
+    """An input with the final status of another task in the scope (``dsl.PipelineTaskFinalStatus``)."""
 
     task: str
 
@@ -123,7 +123,7 @@ class Task:
     inputs: Mapping[str, Origin] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     condition: str | None = None
-    #: Whether it runs even after failures: true for exit tasks, and with ``ignore_upstream_failure``.
+    #: Whether it ignores upstream failures, as exit tasks and tasks with ``ignore_upstream_failure`` do.
     runs_always: bool = False
     loop: Loop | None = None
     retry: Retry | None = None
@@ -135,7 +135,7 @@ class Task:
 
     @property
     def is_group(self) -> bool:
-        """Whether KFP made the task for a loop, a condition or an exit handler; a nested pipeline is not a group."""
+        """Whether KFP's compiler has added the task for a loop, a condition or an exit handler."""
         return self.loop is not None or self.condition is not None or _GROUPS.fullmatch(self.name) is not None
 
 
@@ -156,7 +156,7 @@ class Dag:
         return [self.tasks[name] for name in graph.static_order()]
 
     def hook_before(self, task: Task) -> str | None:
-        """Return the task that KFP runs in place of this one; None if it runs this one.
+        """Return the task that KFP runs instead of this one; None if it runs this one.
 
         A task that runs even if its upstream tasks have failed is an exit hook of each of them. Each task has only one
         hook: the one whose name sorts last.
@@ -217,7 +217,7 @@ class Component:
 
     @functools.cached_property
     def decoded(self) -> DecodedCommand:
-        """What the command of its container says, as far as it is known without the inputs."""
+        """The decoded command of its container, as far as it is known without the inputs."""
         return decode(self.container.words if self.container is not None else ())
 
     def as_dag(self) -> Dag:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from torchx_kfp.common.text import counted, listed, shown
 
-#: What lists folders, starts programs, or imports modules by name.
+#: Words of code that lists folders, starts programs, or imports modules by name.
 SEARCHES = frozenset(
     (
         *("listdir", "scandir", "walk", "iterdir", "glob", "iglob", "rglob", "copytree", "chdir"),
@@ -43,17 +43,17 @@ SEARCHES = frozenset(
 #: Modules that Python or its own modules import, and a file that a library looks for by itself.
 _BY_THEMSELVES = sys.stdlib_module_names | {"sitecustomize", "usercustomize"}
 LOOKED_FOR = ".env"
-#: What Python imports, also with suffixes such as ``.cpython-311-x86_64-linux-gnu.so``.
+#: Suffixes of modules, also of ``.cpython-311-x86_64-linux-gnu.so``.
 _IMPORTED = (".py", ".so", ".pyd", ".pyc")
 _PROGRAMS = (".py", ".ipynb")
 #: This package: what it starts and opens are files that a stage names.
 _OWN = "torchx_kfp/"
-#: The bytes of a file of which words are read, at most.
+#: The largest file whose words are read, in bytes.
 _LONGEST = 1 << 20
 #: How many files a description names.
 _NAMED = 8
 
-#: Programs whose words tell what they run: Python, and those that start it.
+#: Programs whose command lines name what they run: Python, and programs that start it.
 _PYTHON = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed")
 #: Packages whose modules start what follows, and use nothing else of a workspace.
 _STARTERS = frozenset(("torch", "accelerate", "deepspeed", "torchx_kfp"))
@@ -81,8 +81,8 @@ class CodeFile(NamedTuple):
     Attributes:
         name: its path in its folder, with ``/``.
         path: where it is on this machine.
-        fingerprint: what tells its content, or its time of change, from others.
-        target: that of a link; empty for a file.
+        fingerprint: its digest, or its size and modification time.
+        target: the target of a link; empty for a file.
     """
 
     name: str
@@ -96,10 +96,10 @@ class Code:
     """The files that a stage may use.
 
     Attributes:
-        files: their fingerprints by what they are called in messages.
-        whole: what they are all files of; empty if they are some of it.
-        variables: the values of the inherited variables that they name.
-        why: why they are all, as a clause.
+        files: their fingerprints by their names in messages.
+        whole: the folders of which they are all files; empty if some are not used.
+        variables: the inherited variables that they name.
+        why: why all files count, as a clause.
     """
 
     files: Mapping[str, str]
@@ -126,7 +126,7 @@ class Code:
 
 
 def _folder_of(name: str) -> str:
-    """Return the folder by which a file is counted: the first one of its path, or all of a path of this machine."""
+    """Return the folder by which a file is counted: the first of its path, or the whole of an absolute one."""
     if name.startswith("/"):
         return os.path.dirname(name)
     return f"{name.split('/')[0]}/" if "/" in name else name
@@ -137,11 +137,11 @@ class _AllFilesError(Exception):
 
 
 class UsedFiles:
-    """Finds what programs use of some files.
+    """Finds the files that programs use.
 
     Args:
-        files: the files, by what they are called in messages.
-        whole: what these are all files of.
+        files: the files, by their names in messages.
+        whole: the folders of which these are all files.
     """
 
     def __init__(self, files: Mapping[str, CodeFile], whole: str) -> None:
@@ -172,7 +172,7 @@ class UsedFiles:
 
         Args:
             programs: the command lines of its programs.
-            texts: everything else that says what they do, such as the values of their variables.
+            texts: other texts that may name files, such as the values of their variables.
         """
         programs = [*programs]
         # The folder of an interpreter names no file.
@@ -204,7 +204,7 @@ class UsedFiles:
             raise _AllFilesError("the command names none of them")
 
     def _follow(self, texts: Iterable[str]) -> set[str]:
-        if self._linked_folder:  # what is in it has more names
+        if self._linked_folder:  # its files have several names
             raise _AllFilesError(f"the link {self._linked_folder} leads to a folder")
         found: set[str] = set()
         pending = [(_names_in(text), True, "the command") for text in texts]
@@ -227,7 +227,7 @@ class UsedFiles:
 
     @functools.cache  # noqa: B019 (it lives as long as the files)
     def _read(self, title: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Return what a file names; a link names the file to which it leads."""
+        """Return the words and modules in a file, with the target of a link."""
         file = self.files[title]
         with contextlib.suppress(OSError):  # it is gone meanwhile
             if file.name.endswith(_PROGRAMS) and os.path.getsize(file.path) > _LONGEST:
@@ -236,7 +236,7 @@ class UsedFiles:
 
 
 def _python_words(program: Sequence[str]) -> Sequence[str]:
-    """Return the command line of a program that runs Python; none if it may run something else."""
+    """Return the command line of a Python program; none if it may run something else."""
     words = list(program)
     if len(words) > 2 and os.path.basename(words[0]) in _SHELLS and words[1] in ("-c", "-ec"):
         if re.search(r"[;|&<>`()\n]|PWD|~", words[2]):
@@ -275,7 +275,7 @@ def words_of(text: str) -> frozenset[str]:
 
 def _names_of_modules(text: str) -> frozenset[str]:
     """Return the first parts of the names of modules and programs that a text may import or start."""
-    if not text.isascii():  # Python takes some letters for others in names
+    if not text.isascii():  # Python normalizes letters in names
         text = unicodedata.normalize("NFKC", text)
     lines = [line for line in _CONTINUED.sub(" ", text).splitlines() if "import" in line]
     imported = (name for line in lines for names in _IMPORT.findall(line) for name in _NAME.findall(names))

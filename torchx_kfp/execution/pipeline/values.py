@@ -47,7 +47,7 @@ TYPE_NAMES = {
     "STRUCT": "dict",
 }
 
-#: Types of inputs that KFP fills in: the final status of another task, and this task's Kubernetes settings.
+#: Types of inputs that KFP provides: the final status of another task, and this task's Kubernetes settings.
 FROM_KFP = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 
 # A double represents every integer up to this one exactly.
@@ -78,7 +78,7 @@ def to_text(value: Any) -> str:
 
 
 def driver_text(value: Any) -> str:
-    """Return a value as text in a word of a command: since KFP 2.17, the driver writes it, and numbers by Go's ``%g``.
+    """Return a value as text in a word of a command. Since KFP 2.17, the driver writes numbers with Go's ``%g``.
 
     Up to 2.16, and in words with the file of an output, the launcher writes it, as ``to_text`` does.
     """
@@ -134,7 +134,7 @@ def _number_text(value: float) -> str:
 
 
 def convert(value: Any, type_: str) -> Any:
-    """Convert a value from a compiled file, which has the integer 3 as ``3.0``."""
+    """Convert a value from a compiled file, in which the integer 3 is ``3.0``."""
     if isinstance(value, bool) or value is None:
         return value
     if type_ == "NUMBER_INTEGER" and isinstance(value, float) and value.is_integer():
@@ -144,7 +144,7 @@ def convert(value: Any, type_: str) -> Any:
     return value
 
 
-#: What KFP's driver takes for inputs of the types other than text.
+#: The values that KFP's driver accepts for inputs of types other than text.
 _TAKEN: dict[str, type | tuple[type, ...]] = {
     "NUMBER_INTEGER": (int, float),
     "NUMBER_DOUBLE": (int, float),
@@ -211,7 +211,7 @@ _EXAMPLES = {"BOOLEAN": "true or false", "LIST": "JSON, such as [0.1, 0.5]", "ST
 
 
 def from_word(text: str, type_: str) -> Any:
-    """Read the value that a user wrote as ``name=text`` for a parameter of this type.
+    """Read a value given as ``name=text`` for a parameter of this type.
 
     Raises:
         ValueError: the text is not a value of that type.
@@ -266,7 +266,7 @@ def _article(type_: str) -> str:
 
 
 def is_finite(number: float) -> bool:
-    """Tell whether KFP can pass the number on: as a double, and in JSON."""
+    """Tell whether KFP can pass on the number, as a double and in JSON."""
     try:
         return math.isfinite(number)
     except OverflowError:  # an integer larger than any double
@@ -274,7 +274,7 @@ def is_finite(number: float) -> bool:
 
 
 def large_integers(value: Any) -> Iterator[float]:
-    """Yield the whole numbers in a value that doubles may not have exactly."""
+    """Yield the whole numbers in a value that doubles may not represent exactly."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if is_finite(value) and abs(value) >= _LARGEST_INTEGER and float(value).is_integer() and abs(value) < 1e21:
             yield value
@@ -326,7 +326,7 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any], *, may_
     Args:
         pipeline: the pipeline.
         arguments: the arguments.
-        may_lack: whether parameters that need a value may have none, because others start the run.
+        may_lack: whether required parameters may lack a value, because the run is started elsewhere.
 
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the message lists all of them.
@@ -342,13 +342,13 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any], *, may_
 
 
 def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the arguments of a run that is started without any."""
+    """Return the default arguments of a run."""
     parameters = pipeline.root.inputs.items()
     return {name: convert(its.default, its.type) for name, its in parameters if its.has_default}
 
 
 def missing_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the parameters that have no value, and need one."""
+    """Return the required parameters without a value."""
     return [name for name, its in pipeline.root.inputs.items() if name not in arguments and not _may_be_missing(its)]
 
 

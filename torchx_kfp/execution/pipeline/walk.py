@@ -1,4 +1,4 @@
-"""The tasks of a compiled pipeline: the names of their stages, the walk over all of them, and their known inputs."""
+"""Walk over the tasks of a compiled pipeline, with the names of their stages and their known inputs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StageNames:
 
 @dataclass(frozen=True)
 class ScopedTask:
-    """A task with its path and its scope in a pipeline, and what is known of its inputs before it runs.
+    """A task with its path and scope in a pipeline, and its inputs as far as they are known before it runs.
 
     Attributes:
         path: the names of the tasks that lead to it, including groups: ``condition-1/train``.
@@ -121,7 +121,7 @@ class ScopedTask:
 
     @functools.cached_property
     def resolved(self) -> TaskInputs:
-        """What KFP's driver gives to the task, as far as it is known, and what it rejects."""
+        """The inputs that KFP's driver passes to the task, as far as they are known, and those that it rejects."""
         return resolve(self.task, self.component, self.scope_inputs, lambda _: UNKNOWN)
 
     @functools.cached_property
@@ -132,7 +132,7 @@ class ScopedTask:
 
     @functools.cached_property
     def decoded(self) -> DecodedCommand:
-        """What the command of its container says with the known inputs filled in."""
+        """The decoded command of its container, with the known inputs filled in."""
         container = self.component.container
         return decode(
             resolve_command(container.words, PlaceholderValues(parameters=self.inputs)) if container is not None else ()
@@ -241,7 +241,7 @@ def safe_name(text: str) -> str:
 
 
 def matching_names(name: str, known: Sequence[str]) -> list[str]:
-    """Return the names that a user may mean: the name itself, else those that begin with it, else that end with it."""
+    """Return the names that match: the name itself, else names that begin with it, else names that end with it."""
     if name in known or not name:
         return [name] if name else []
     return [found for found in known if found.startswith(name)] or [found for found in known if found.endswith(name)]
@@ -263,7 +263,7 @@ def task_name(name: str) -> str:
 
 
 def is_execution(name: str, stage: str) -> bool:
-    """Tell whether a name is the stage's, possibly with more indices: ``train[1,0]`` is an execution of ``train``.
+    """Tell whether a name is that of a stage, with or without indices: ``train[1,0]`` is an execution of ``train``.
 
     The stage may be written as the function or application is, ``make_data``: KFP names the task ``make-data``. In a
     file that KFP's compiler has not written, tasks may have any names.
@@ -290,7 +290,7 @@ class PodNames:
         return f"{self._stage_part(stage)}_{attempt}"
 
     def variables(self, pod_name: str, pod_uid: str) -> dict[str, str]:
-        """Return the variables with which a stage knows its pod."""
+        """Return the variables that name the pod of a stage."""
         del pod_uid  # names are unique
         return {POD_NAME: pod_name}
 
@@ -309,6 +309,6 @@ def outline(pipeline: Pipeline) -> dict[str, bool]:
 
 
 def is_meant(stage: str, word: str) -> bool:
-    """Tell whether a word means a stage: its name without indices, or that of a nested pipeline around it."""
+    """Tell whether a word names a stage: by its name without indices, or a nested pipeline around it."""
     name, wanted = task_name(without_indices(stage)), task_name(word)
     return name == wanted or name.startswith(f"{wanted}/")

@@ -52,7 +52,7 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class LoopStarted:
-    """A loop knows its number of iterations; each has these stages (named without indices). Some may begin later."""
+    """A loop has started, with this number of iterations, each with these stages (named without indices)."""
 
     name: str
     iterations: int
@@ -62,7 +62,7 @@ class LoopStarted:
 
 @dataclass(frozen=True)
 class StageWaiting:
-    """A stage knows its inputs and waits for its turn."""
+    """The inputs of a stage are known, and it is queued."""
 
     name: str
     task: str
@@ -71,7 +71,7 @@ class StageWaiting:
 
 @dataclass(frozen=True)
 class StagePending:
-    """A stage cannot start yet, or its reason has changed; the reason is empty once it is gone.
+    """A stage cannot start yet, or the reason has changed; it is empty once the stage can start.
 
     On KFP, ``reason`` is what Kubernetes says of its pod: ``Unschedulable: 0/1 nodes are available: 1 Insufficient
     cpu``. On this machine, the stage waits for GPUs: ``waits for 1 of this machine's 2 GPUs``.
@@ -134,9 +134,9 @@ class PipelineRetried:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage has ended or will not run.
+    """A stage has finished or will not run.
 
-    It is told ``again`` if KFP had taken the stage from its cache, and its results have become known since.
+    ``again`` marks a second event, with results of a stage from KFP's cache that have become known since.
     """
 
     result: StageResult
@@ -192,7 +192,7 @@ NAMES: dict[str, type[Any]] = {
 _PATHS = {"folder", "log_file"}
 #: Limits of times and durations in seconds, which dates have as well, and of counts, which JSON has exactly.
 _MOST: dict[Any, float] = {float: 1e11, int: 2**53}
-#: What values are in JSON whose types are not dataclasses.
+#: The types in JSON of values that are not dataclasses.
 _IN_JSON: dict[Any, Any] = {kind: kind for kind in (str, int, bool, list, types.NoneType)}
 _IN_JSON |= {Any: object, float: (int, float), tuple: list, Path: str, State: str}
 #: The types of a dataclass's fields, and the parts of an annotation: runs have thousands of events.
@@ -215,14 +215,14 @@ def encode(event: Event) -> dict[str, Any]:
 
 
 def decode(content: Mapping[str, Any]) -> Event | None:
-    """Return the event that ``encode`` made the object from; None if this version does not know it.
+    """Return the event that ``encode`` has made this object of; None if this version does not know it.
 
     Raises:
         ValueError: the object is not an event.
     """
     try:
         kind = NAMES.get(content["event"])
-        # The result of a stage is not in an object of its own.
+        # The result of a stage has no object of its own.
         return None if kind is None else read_fields(kind, {**content, "result": content})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not an event of a run ({type(error).__name__}: {error})") from None
@@ -251,7 +251,7 @@ def _encode_artifact(artifact: Artifact) -> dict[str, Any]:
 
 
 def read_fields(kind: type[_T], content: Mapping[str, Any]) -> _T:
-    """Return the dataclass with these values, which are those of its fields as JSON has them. Others are left out.
+    """Return the dataclass with these values of its fields in JSON. Unknown fields are left out.
 
     Raises:
         ValueError: a value does not fit its field; the message continues a sentence that begins with the dataclass.
@@ -281,10 +281,10 @@ def _read(hint: Any, value: Any, name: str) -> Any:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Tell whether JSON may have this value for an annotation that is not a union."""
+    """Tell whether a value in JSON fits an annotation that is not a union."""
     if not isinstance(value, _in_json(hint)):
         return False
-    # NaN is no number of seconds, and True is none.
+    # NaN and True are not numbers of seconds.
     return hint not in _MOST or (not isinstance(value, bool) and abs(value) <= _MOST[hint])
 
 

@@ -1,4 +1,4 @@
-"""Read runs from their folders, during the run and afterwards: the other side of ``journal``."""
+"""Read runs from their folders, as written by ``journal``, during the run and afterwards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PIECE = 1 << 20
 _DESCRIBED = 5
 #: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
 _DEEPEST = 200
-#: What the user has set for the tracker base of commands.
+#: The user's variable for the tracker base of commands.
 TRACKER_BASE = "TORCHX_KFP_TRACKER_BASE"
 #: The names of runs and of pods on this machine, which are those of folders.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -65,16 +65,16 @@ class FileTail:
     """Reads the lines that another process has added to a file since the last call. The file may not exist yet."""
 
     def __init__(self, path: Path, root: Path | None = None) -> None:
-        """Begin at the first line; links below the ``root`` are not followed: by default, as in ``open_log``."""
+        """Begin at the first line. Links below ``root`` are not followed; its default is that of ``open_log``."""
         self.path = path
         self._root = str(path.parent.parent if root is None else root)
         self._offset = 0
 
     def lines(self, *, is_whole: bool = False) -> Iterator[bytes]:
-        """Yield the new lines, without their line breaks. Those that are not taken are new the next time.
+        """Yield the new lines, without their line breaks. Lines not consumed are yielded again by the next call.
 
         Args:
-            is_whole: whether nothing more will be added: what follows the last line break is a line, then.
+            is_whole: whether the file is complete, so that text after the last line break is a line.
 
         Raises:
             OSError: it is not a regular file, or cannot be read.
@@ -96,7 +96,7 @@ class FileTail:
 
 
 class EventReader:
-    """Reads the events of a run in order, and later those that have been added since."""
+    """Reads the events of a run in order, as they are added."""
 
     def __init__(self, folder: Path) -> None:
         self._file = FileTail(folder / EVENTS_FILE, folder)
@@ -105,7 +105,7 @@ class EventReader:
 
     @property
     def corrupt(self) -> list[str]:
-        """Sentences about lines that are not events. A killed process leaves a part of a line, which is none yet."""
+        """Sentences about lines that are not events, without the partial last line of a killed process."""
         path, more = self._file.path, self._bad - len(self._suspects)
         others = f"So are {counted(more, 'more line')} of {path}."
         if self._bad > MOST_BAD_LINES:
@@ -125,13 +125,13 @@ class EventReader:
                 self._bad += 1
                 if len(self._suspects) < _DESCRIBED:
                     self._suspects.append(f"Line {self._lines} of {self._file.path} is ignored: {error}.")
-                if self._bad > MOST_BAD_LINES:  # nobody knows what this file is
+                if self._bad > MOST_BAD_LINES:  # this is not a file of events
                     break
         return events
 
 
 class RunReader(RunSource):
-    """Reads the folder of a run, again and again while it runs."""
+    """Reads the folder of a run repeatedly while it runs."""
 
     def __init__(self, folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> None:
         """Open the folder. The arguments and errors are those of ``read_run``."""
@@ -153,7 +153,7 @@ class RunReader(RunSource):
 
     def read(self) -> RunRecord:
         """Return the run as it is recorded now: the same object as before, if nothing has changed."""
-        # Check this first: if the process ends right afterwards, its last events are read below.
+        # First, so that the last events of a process that ends right afterwards are read below.
         alive = is_running(self.folder)
         try:
             new = self._reader.read_new()
@@ -170,11 +170,11 @@ class RunReader(RunSource):
         return self._last
 
     def fetch(self, stages: Collection[str]) -> bool:
-        """Return True: the log files are those that the stages write."""
+        """Return True: the log files are written by the stages themselves."""
         return True
 
     def invocation(self, stage: str | None = None) -> Invocation:
-        """Return what a stage was started with; see ``RunSource.invocation``."""
+        """Return the invocation of a stage; see ``RunSource.invocation``."""
         record = self.read()
         name = choose_stage(record, stage)
         pipeline = record.load()
@@ -186,7 +186,7 @@ class RunReader(RunSource):
                 f"The folder {str(self.folder)!r} does not say which artifacts {name!r} has taken ({listed(lost)}). "
                 "Run the pipeline again."
             )
-        # Names become parts of paths, and the folder may be somebody else's.
+        # Names become parts of paths, and the folder may be another user's.
         known = {*place.component.inputs, *place.component.artifact_inputs}
         inputs = {name: value for name, value in {**started.inputs, **started.artifacts}.items() if name in known}
         return Invocation(record, pipeline, name, place, place.component, inputs, started.pod_name)
@@ -246,7 +246,7 @@ def log_now(log: Path | None, folder: Path | None) -> Path | None:
 
 
 def folder_of(run: str, other: Path) -> Path | None:
-    """Return the folder of a run that the record of another one names, next to that one's; None if it cannot be one."""
+    """Return the folder of a run named by a record, next to ``other``; None if it cannot be one."""
     folder = other.parent / run if _NAME.fullmatch(run) else None
     return folder if folder is None or is_run(folder) or not folder.exists() else None
 
@@ -330,15 +330,15 @@ def is_run(folder: Path) -> bool:
 
 
 def run_with(path: Path, runs: Path) -> Path | None:
-    """Return the folder of the run that has this file, wherever links lead; None if no run in the folder has it."""
+    """Return the folder of the run with this file, with links resolved; None if no run in the folder has it."""
     path, runs = path.resolve(), runs.resolve()
-    # A file next to the runs is of none of them.
+    # A file next to the runs belongs to none of them.
     inside = path.relative_to(runs).parts if path.is_relative_to(runs) else ()
     return runs / inside[0] if inside and is_run(runs / inside[0]) else None
 
 
 def _read_request(folder: Path, corrupt: list[str]) -> _RunFile:
-    """Return the content of ``run.json``. If it cannot be read, return nothing and add a sentence to ``corrupt``."""
+    """Return the content of ``run.json``. If it cannot be read, return an empty one, and add to ``corrupt``."""
     path = folder / REQUEST_FILE
     try:
         content = json.loads(read_bytes(str(path), str(folder), limit=_LONGEST_REQUEST))

@@ -40,9 +40,9 @@ LOCK_FILE = "lock"
 #: The log in the folder of each attempt at a stage.
 LOG_FILE = "log.txt"
 
-#: The bytes of a line of events, at most: no process writes a longer one.
+#: The longest line of events, in bytes.
 LONGEST_LINE = 64 << 20
-#: With more lines than this that are not events, a file is not the record of a run.
+#: A file with more lines than this that are not events is not the record of a run.
 MOST_BAD_LINES = 1000
 
 # Seconds for which the lock is tried: a process that checks whether it is taken holds it for an instant.
@@ -51,7 +51,7 @@ _LOCK_PATIENCE = 1.0
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The command line that started a run: the words after the program's name, and the directory in which it was."""
+    """The command line that started a run: the words after the program's name, and the directory."""
 
     words: tuple[str, ...] = ()
     directory: str = ""
@@ -80,8 +80,8 @@ class Journal:
             folder: the run's folder.
             pipeline: the pipeline.
             arguments: the values of all parameters.
-            options: how it runs.
-            warn: takes a sentence, once, if the run cannot be recorded.
+            options: its options.
+            warn: gets one sentence if the run cannot be recorded.
             command: the command line that started it; None for a run from Python.
             exist_ok: whether the folder may be there already, if no other process uses it.
 
@@ -103,7 +103,7 @@ class Journal:
             "options": dict(options),
             **({"command": asdict(command)} if command is not None else {}),
         }
-        # Each step may fail by itself: a file system without locks can still store files.
+        # Each step may fail separately: a file system without locks can still store files.
         with self._recording():
             self._take_lock()
         try:
@@ -112,7 +112,7 @@ class Journal:
                 write_file(folder / REQUEST_FILE, f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
         except OSError as error:
             self.close()
-            shutil.rmtree(folder, ignore_errors=True)  # without these files, nobody could read the run
+            shutil.rmtree(folder, ignore_errors=True)  # the run is unreadable without these files
             raise ArgumentError(
                 f"The run cannot be recorded in {str(folder)!r}: {explain(error)}. Make room, or name another place "
                 "for it (output_dir, or --output-dir on the command line)."
@@ -154,7 +154,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _recording(self, *raised: type[Exception]) -> Iterator[None]:
-        """Turn errors in the block, except for some, into one warning: the run is worth more than its record."""
+        """Turn errors in the block, except ``raised``, into one warning: the run goes on without its record."""
         try:
             yield
         except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Prepare a run, here or on a host: check its arguments, and pack its code.
+"""Prepare a run, local or on a host: check its arguments, and pack its code.
 
 The code is that of the pipeline's parameter ``workspace``, and of AppDefs with a workspace. Which code a run had is
 recorded under its tracker base.
@@ -38,7 +38,7 @@ from torchx_kfp.tracking.recorder import (
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is ready: ``upload`` stores its code before it starts, and ``record`` its code afterwards.
+    """A prepared run: ``upload`` stores its code before the start, and ``record`` records its code afterwards.
 
     Attributes:
         pipeline: the pipeline; it names the code.
@@ -46,7 +46,7 @@ class PreparedRun:
         values: the values of all parameters.
         bases: the tracker bases that are known.
         workspaces: the archives of the code, by the folders in them.
-        fresh: the names, without indices, of the stages that run although the cache has them.
+        fresh: the names, without indices, of the stages that run although they are cached.
         keys: the keys of the stages of a run on a host, by their names.
     """
 
@@ -59,7 +59,7 @@ class PreparedRun:
     keys: Mapping[str, StageKey] = field(default_factory=dict)
 
     def upload(self, say: Callable[[str], object] | None = None) -> None:
-        """Store the archives that are not there yet, and say so. Raises TrackerError if they cannot be stored."""
+        """Store missing archives, and report them. Raises TrackerError if they cannot be stored."""
         for folders, packed in self.workspaces.items():
             what = "stored" if packed.upload() else "there already"
             if say is not None:
@@ -69,13 +69,13 @@ class PreparedRun:
                 say(f"Warning: the workspace lacks {named}: .torchxignore or .gitignore excludes them.")
 
     def record(self, run: str, warn: Callable[[str], object]) -> None:
-        """Record under the tracker base which code a run has that has just started.
+        """Record the code of a started run under the tracker base.
 
         Its code are the workspaces that it names.
 
         Args:
             run: its name on this machine, or its id on the host.
-            warn: gets a sentence if that is not possible. The run goes on.
+            warn: gets a sentence if this is not possible. The run goes on.
         """
         texts = [*self.values.values(), self.pipeline.text]
         named = named_workspaces(*(text for text in texts if isinstance(text, str)))
@@ -87,12 +87,12 @@ class PreparedRun:
             return
         try:
             recorder = Recorder(base, patience=SHORT_PATIENCE)
-            # A folder that only pods have is not made here.
+            # A folder of the pods is not created here.
             if recorder.folder is None or os.path.isdir(recorder.folder):
                 stages = {name: (key.parts, key.code.files if key.code else {}) for name, key in self.keys.items()}
                 recorder.add_start(run, code, self.pipeline.name, stages)
         except TorchxKfpError as error:
-            # Without code, nothing depends on the record but a later dry run.
+            # Without code, only a later dry run needs the record.
             if code:
                 warn(f"The code of the run {run} is not recorded: {error}")
 
@@ -113,12 +113,12 @@ def prepare(
         pipeline: the pipeline.
         arguments: the arguments, without defaults.
         workspace: the folder for the pipeline's parameter ``workspace``, if any.
-        fresh: the stages, and nested pipelines, that run although the cache has them. In the pipeline of a run on a
+        fresh: the stages, and nested pipelines, that run although they are cached. In the pipeline of a run on a
             host, their tasks are not cached.
         directory: the directory in which stages of a run on this machine start; None for a run on a host. A folder as
             tracker base must then exist: pods have mounted it.
         without: folders that do not travel, in which runs write. The tracker base never does.
-        may_lack: whether arguments may be missing, because others start the run.
+        may_lack: whether arguments may be missing, because the run is started elsewhere.
 
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the pipeline does not take a workspace, is given two,
@@ -139,7 +139,7 @@ def prepare(
         if folder is not None:
             url = {WORKSPACE_PARAMETER: workspaces[folder].url}
             arguments, values = {**arguments, **url}, {**values, **url}
-        # On this machine, the cache looks at the files themselves.
+        # The local cache reads the files themselves.
         archive = workspaces[folder].archive if folder is not None and directory is None else None
         pipeline, codes = name_code(pipeline, values, archive)
         base = values.get(TRACKER_BASE_PARAMETER)
@@ -154,7 +154,7 @@ def prepare(
 
 
 def _named(pipeline: Pipeline, words: Collection[str]) -> frozenset[str]:
-    """Return the names of the stages, without indices, that words name; or raise ArgumentError."""
+    """Return the names, without indices, of the stages that words name; or raise ArgumentError."""
     names = [*outline(pipeline)]
     for word in words:
         if not any(is_meant(name, word) for name in names):
@@ -290,7 +290,7 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
 
 
 def _reads(stage: ScopedTask, path: str) -> bool:
-    """Tell whether a stage, or what is around it, takes an output of the stage with this path, or of one around it."""
+    """Tell whether a stage, or a group around it, takes an output of the stage with this path, or of one around it."""
     return any(path == it or path.startswith(f"{it}/") for it in _sources(stage))
 
 

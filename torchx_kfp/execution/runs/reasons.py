@@ -1,4 +1,4 @@
-"""Decide about a task after its upstream tasks, and give the reasons of stages, in the same words wherever the run is.
+"""Decide whether a task runs after its upstream tasks, and word the reasons of stages, local or on KFP.
 
 A reason follows the stage's name in a sentence: "train was not run: prepare failed".
 """
@@ -14,11 +14,11 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 #: How many stages of a group a reason names.
 MOST_NAMED = 3
-#: The condition of a branch does not hold.
+#: The condition of a branch is false.
 CONDITION_IS_FALSE = "was skipped: its condition is false"
-#: The run is over, because its user ended it.
+#: The user has ended the run.
 RUN_WAS_ENDED = "the run was ended"
-#: The states of tasks whose dependent tasks do not run, and the words that describe them, the first that applies.
+#: The states of tasks whose dependent tasks do not run, and their words. The first that applies counts.
 _WITHOUT_OUTPUTS = {
     State.FAILED: "failed",
     State.CANCELED: "was ended",
@@ -41,20 +41,20 @@ class TaskOutcome:
 
 
 def after_upstream(dag: Dag, task: Task, upstream: Sequence[TaskOutcome], stopped: str = "") -> tuple[State, str]:
-    """Return what becomes of a task, given the tasks before it, and the reason if it does not run.
+    """Return the state of a task, given the tasks before it, and the reason if it does not run.
 
     The state is WAITING until all upstream tasks have ended, then QUEUED for a task that may begin, NOT_RUN or SKIPPED.
     The condition of a task that may begin is not evaluated here.
 
     Args:
         dag: the tasks of the scope.
-        task: one of them.
+        task: the task.
         upstream: the tasks in its ``depends_on``.
         stopped: the reason of tasks that do not begin because the run is ending; empty if they begin.
     """
     if any(before.state is None for before in upstream):
         return State.WAITING, ""
-    # An exit task, or one that ignores failures, runs whatever the tasks before it have done.
+    # An exit task, or one that ignores failures, runs however the tasks before it ended.
     for state, words in _WITHOUT_OUTPUTS.items() if not task.runs_always else ():
         for before in upstream:
             if before.state is state and before.is_canceled:
@@ -83,7 +83,7 @@ def not_run(why: str) -> str:
 
 
 def ends_the_run(failed: str) -> str:
-    """Return why nothing more begins after a failure."""
+    """Return why no more tasks begin after a failure."""
     return f"{failed} failed, which ends the run"
 
 
@@ -93,7 +93,7 @@ def ended_with_the_run(why: str = "") -> str:
 
 
 def canceled_while_waiting(why: str, last: str) -> str:
-    """Return the reason of a stage that was to be tried again; ``last`` is the reason of its last attempt."""
+    """Return the reason of a stage that waited for another attempt; ``last`` is that of its last attempt."""
     before = f"; the last one {last}" if last else ""
     return f"was canceled while it waited for another attempt: {why}{before}"
 

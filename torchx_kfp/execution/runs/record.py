@@ -46,7 +46,7 @@ class RunRecord:
     events: tuple[Event, ...] = field(repr=False)
     #: The state that results from the events.
     run: RunState = field(repr=False)
-    #: Whether it goes on: the process that runs it here is alive, or the host has not ended it.
+    #: Whether it is in progress: its local process is alive, or the host has not ended it.
     is_running: bool
     #: Loads the compiled pipeline; raises PipelineFileError if that is not recorded.
     load: Callable[[], Pipeline] = field(repr=False, compare=False)
@@ -60,7 +60,7 @@ class RunRecord:
     named_bases: Collection[str] = ()
     #: Sentences about parts of the record that could not be read.
     corrupt: tuple[str, ...] = ()
-    #: When it was read, in seconds since the epoch.
+    #: The time at which it was read, in seconds since the epoch.
     read_at: float = field(default_factory=time.time, compare=False)
 
     @cached_property
@@ -90,7 +90,7 @@ class RunRecord:
 
     @cached_property
     def sessions(self) -> list[Session]:
-        """The periods in which a runner worked on the run. That of a run in progress ends when this was read."""
+        """The periods in which a runner worked on the run. For a run in progress, the last one ends at ``read_at``."""
         *before, last = self.run.sessions
         end = max(self.read_at, last.end) if self.run.state is State.RUNNING else last.end
         return [*before, dataclasses.replace(last, end=end)]
@@ -101,7 +101,7 @@ class RunRecord:
         return absolute_base(base, directory) if isinstance(directory, str) else base
 
     def why_not_read(self, base: str) -> str:
-        """Say why a tracker base that the run names is not read on this machine; empty if it is."""
+        """Return why a tracker base that the run names is not read on this machine; empty if it is read."""
         return why_not_read(base, self.named_bases, ran_here=self.folder is not None)
 
     def verify_read(self, base: str) -> None:
@@ -121,7 +121,7 @@ def missing(base: str, why: str) -> str:
 
 
 def why_not_read(base: str, named_bases: Collection[str], *, ran_here: bool = False) -> str:
-    """Say why a base that a run names is not read on this machine; empty if it is.
+    """Return why a base that a run names is not read on this machine; empty if it is read.
 
     Args:
         base: the base.
@@ -148,9 +148,9 @@ def why_not_read(base: str, named_bases: Collection[str], *, ran_here: bool = Fa
 
 
 def cached_by_kfp(run: RunRecord) -> str:
-    """Return the sentence about the results of cached stages whose run ids are not known; empty without such stages.
+    """Return the sentence about cached stages whose executions are unknown; empty without such stages.
 
-    A host does not tell them; the stages that read them do.
+    A host does not report these; stages that read them do.
     """
     cached = [stage.name for stage in run.run.stages if stage.state is State.CACHED and not stage.result.execution_id]
     tracked = (_tracked(run) if cached else None) or ()
@@ -178,5 +178,5 @@ def _tracked(run: RunRecord) -> set[str] | None:
 
 
 def _place(base: str) -> str:
-    """Return a base so that two ways to write it are the same."""
+    """Return a base in one normal form."""
     return re.sub(r"^(?:file|local)://", "", base).rstrip("/")

@@ -1,4 +1,4 @@
-"""Results of stages and runs, and their failures in sentences."""
+"""Results of stages and runs, and descriptions of their failures."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StageResult:
     task: str
     state: State
     exit_code: int | None = None
-    #: Why the stage did not succeed, as a part of a sentence.
+    #: Why the stage did not succeed, as a clause.
     reason: str = ""
     duration: float = 0.0
     attempts: int = 0
@@ -77,9 +77,9 @@ class StageResult:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     #: The time at which the first attempt started, in seconds since the epoch.
     started_at: float | None = None
-    #: The code that counts for the cache on this machine, in words: ``train.py, data.py``; empty if none does.
+    #: The code that counts for the local cache, in words: ``train.py, data.py``; empty if none does.
     code: str = ""
-    #: The run from which a cached stage's outputs are taken.
+    #: The run whose outputs a cached stage has.
     cached_from: str = ""
     #: How many replicas a distributed stage has; None for other stages, and if it ended before they were started.
     replicas: int | None = None
@@ -90,7 +90,7 @@ class StageResult:
     may_fail: bool = False
 
     def __post_init__(self) -> None:
-        """Make a name that does not exist an error which suggests one that does."""
+        """Make lookups of unknown names errors with a suggestion."""
         for kind in ("output", "artifact", "result", "input"):
             values = getattr(self, f"{kind}s")
             if values is not None:
@@ -102,7 +102,7 @@ class StageResult:
         return f"{name}: {', '.join(filter(None, [state, seconds and f'{seconds} s', facts]))}"
 
     def judged(self) -> StageResult:
-        """Return the result with the state that users see: a failure that is allowed is not a success."""
+        """Return the result with the state for users: an allowed failure is not a success."""
         is_allowed = self.may_fail and self.state is State.SUCCEEDED and self.results and self.results.get(EXIT_CODE)
         return replace(self, state=State.ALLOWED) if is_allowed else self
 
@@ -156,12 +156,12 @@ class RunResult:
     stages: tuple[StageResult, ...]
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: Why the run failed although no stage did, such as ``the time limit of 60 s is over``.
+    #: Why the run failed although no stage failed, such as ``the time limit of 60 s is over``.
     reason: str = ""
     link: str = ""
 
     def __post_init__(self) -> None:
-        """Make a name that does not exist an error which suggests one that does."""
+        """Make lookups of unknown names errors with a suggestion."""
         for kind in ("output", "artifact"):
             values = SuggestingDict(getattr(self, f"{kind}s"), f"The run {self.run_id}", kind)
             object.__setattr__(self, f"{kind}s", values)
@@ -272,7 +272,7 @@ def last_lines(log_file: Path, count: int) -> list[str]:
 
 
 def describe_exit(code: int) -> str:
-    """Describe how a process ended, from its exit code."""
+    """Describe the end of a process, from its exit code."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -300,7 +300,7 @@ def describe_failure(result: RunResult, printed: Collection[str] = ()) -> str:
         if tail and stage.name in printed and result.folder is not None:
             lines.append(f"  Its lines are above, and in {stage.log_file}.")
         elif any(f": {line.removeprefix('torchx-kfp: ').rstrip('?.')}" not in stage.reason for line in tail):
-            # The log of a run on a host is read into a file that does not last.
+            # The log of a run on a host is in a temporary file.
             lines.append(f"  Its last lines{f', from {stage.log_file}' if result.folder is not None else ''}:")
             lines += [f"    {line}" for line in tail]
     if failed[_QUOTED:]:

@@ -1,4 +1,4 @@
-"""Where a run is read from, while it is in progress or afterwards: its folder on this machine, or a KFP host."""
+"""Read runs, in progress or afterwards, from a local folder or a KFP host."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torchx_kfp.execution.runs.result import RunResult, StageResult, open_log
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Watch, default_watch
 
-#: Messages quote the logs of no more failed stages than this.
+#: How many failed stages have their logs quoted in messages.
 _QUOTED = 20
-#: Seconds between two looks at a run in progress.
+#: Seconds between two reads of a run in progress.
 _INTERVAL = 0.1
 
 
@@ -39,26 +39,26 @@ class RunSource(ABC):
 
     @abstractmethod
     def invocation(self, stage: str | None = None) -> Invocation:
-        """Return what the last attempt at a stage was started with.
+        """Return the last attempt at a stage, with the inputs of its start.
 
         Args:
             stage: see ``choose_stage``.
 
         Raises:
             ArgumentError: there is no such stage, or it was not started.
-            HostError: the host does not say it.
+            HostError: the host does not report the inputs.
         """
 
     def left_replicas(self) -> list[str]:
-        """Return sentences about what may go on although the run was canceled."""
+        """Return sentences about replicas that may go on although the run was canceled."""
         return []
 
     def follow(self, timeout: float | None = None, *, closely: bool = False) -> Iterator[RunRecord]:
-        """Yield the run as it is now, and again whenever that has changed, until it has ended.
+        """Yield the run now, and again after each change, until it has ended.
 
         Args:
             timeout: seconds until the run must have ended.
-            closely: whether to yield the run after each look, whether or not it changes: its logs may.
+            closely: whether to yield the run after each look even if only its logs may have changed.
 
         Raises:
             TimeoutError: the run did not end in time. It keeps running.
@@ -85,11 +85,11 @@ class RunSource(ABC):
         return self.read()
 
     def _pause(self, *, changed: bool, longest: float | None) -> None:
-        """Wait until the next look; ``changed`` tells whether the last one has found something new."""
+        """Wait until the next look; ``changed`` tells whether the last one has found a change."""
         time.sleep(_INTERVAL if longest is None else min(_INTERVAL, longest))
 
     def attend(self, watch: Watch, timeout: float | None = None) -> RunRecord:
-        """Give a watch all events so far, and those to come as they happen; return the record at the run's end.
+        """Pass all past and future events to a watch; return the record at the end of the run.
 
         The errors are those of ``follow``.
         """
@@ -103,12 +103,12 @@ class RunSource(ABC):
         return record
 
     def wait(self, watch: Watch | None = None, timeout: float | None = None) -> RunResult:
-        """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
+        """Wait for the end of the run, and return its result; see ``RunResult.raise_for_failure``.
 
         Args:
             watch: gets the events of the run. Default: a table in a notebook, elsewhere ``Lines()``, which writes to
                 stderr; ``Watch()`` is silent.
-            timeout: seconds to wait at most.
+            timeout: the longest wait, in seconds.
 
         Raises:
             TimeoutError: the run did not end in time. It keeps running.
@@ -117,7 +117,7 @@ class RunSource(ABC):
         return self.attend(default_watch() if watch is None else watch, timeout).run.result()
 
     def logs(self, stage: str | None = None) -> str:
-        """Return what the last attempt at a stage has printed so far.
+        """Return the log of the last attempt at a stage, as far as it is written.
 
         Args:
             stage: its name, as tables show it (``train[1]``). Default: the only stage that has failed.
@@ -142,7 +142,7 @@ class RunSource(ABC):
 
 @dataclass(frozen=True)
 class Invocation:
-    """The last attempt at a stage, as it was started.
+    """The last attempt at a stage, with the inputs of its start.
 
     Attributes:
         record: the run.
@@ -165,7 +165,7 @@ class Invocation:
 
     @property
     def result(self) -> StageResult | None:
-        """How the stage has ended; None if it is still running."""
+        """The result of the stage; None if it is still running."""
         return self.record.run.end_of(self.stage)
 
     @property
@@ -215,7 +215,7 @@ def stages_named(record: RunRecord, stage: str) -> list[str]:
 
 
 def no_stage(record: RunRecord, stage: str) -> ArgumentError:
-    """Return the error about a stage that a run does not have, or not yet."""
+    """Return the error about a stage that a run lacks, or that has not begun."""
     there = list(record.run.by_name)
     problems = f" {' '.join(record.corrupt)}" if record.corrupt and not there else ""
     return ArgumentError(

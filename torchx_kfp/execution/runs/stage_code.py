@@ -35,7 +35,7 @@ from torchx_kfp.execution.runs.stage_key import StageKey, kept_value
 def name_code(
     pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes | None
 ) -> tuple[Pipeline, dict[str, Code]]:
-    """Return the pipeline with names of code where the URL that its parameter ``workspace`` has would be filled in.
+    """Return the pipeline with names of code in place of the URL in its parameter ``workspace``.
 
     The code of its stages is returned as well, by their names, as far as it is known.
 
@@ -98,7 +98,7 @@ def keys_of(pipeline: Pipeline, values: Mapping[str, Any], codes: Mapping[str, C
 
 
 def _input_to_name(stage: ScopedTask, url: str, *, is_at_hand: bool) -> str:
-    """Return the input of a stage that has the workspace, if it is to get another value; empty otherwise."""
+    """Return a stage's input with the workspace if its value must change; empty otherwise."""
     container = stage.component.container
     words = container.words if container is not None else ()
     name, inputs = "", stage.inputs
@@ -157,7 +157,7 @@ def unpack_files(archive: bytes, folder: str) -> dict[str, CodeFile]:
 
 
 def _items(place: ScopedTask, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield texts that have all items of the loops around a task, as far as these are known."""
+    """Yield texts with all known items of the loops around a task."""
     loops = [around.task.loop for around in place.around if around.task.loop is not None]
     for loop in loops:
         with contextlib.suppress(ValueError):

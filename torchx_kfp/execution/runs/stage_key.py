@@ -1,4 +1,4 @@
-"""What makes a stage the same as an earlier one: the parts of its key in a cache, and how those of two differ."""
+"""The key of a stage in a cache: its parts, and the differences between two keys."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchx_kfp.execution.pipeline.used_files import Code
 
 #: How many differences of one kind are named.
 _NAMED = 3
-#: The characters of a value that is kept as it is, at most.
+#: The longest value that is kept as it is, in characters.
 _LONGEST = 1000
-#: The run id of a stage on this machine.
+#: The id of a local execution.
 _RUN_ID = re.compile(r"[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}/([^/]+)/[^/]+")
 _ADDED = re.compile(rf"\A(.+?){ADDED}\Z")
 
@@ -42,7 +42,7 @@ class StageKey:
         return digest_of([dict(self.parts), None if self.code is None else self.code.digest])
 
     def differences(self, parts: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:
-        """Return what has changed since an earlier execution, as clauses such as ``train.py changed``.
+        """Return the changes since an earlier execution, as clauses such as ``train.py changed``.
 
         Args:
             parts: the parts of its key.
@@ -76,13 +76,13 @@ def digest_of(content: Any) -> str:
 
 
 def kept_value(value: Any) -> Any:
-    """Return a value as it is compared: a long one is known by its digest."""
+    """Return a value for comparison: a digest in place of a long one."""
     text = json.dumps(value, sort_keys=True, default=str)
     return value if len(text) <= _LONGEST else {"digest": digest_of(text)}
 
 
 def _changed(part: str, name: str, before: Any, now: Any) -> str:
-    if part == "inputs" and is_stage_input(name):  # it has values of words of the command
+    if part == "inputs" and is_stage_input(name):  # its values are words of the command
         return "its command changed"
     short = _ADDED.sub(r"\1", name) if part == "inputs" and name.endswith(tuple(SUFFIXES.values())) else name
     if isinstance(now, str) and (found := _RUN_ID.fullmatch(now)):

@@ -32,13 +32,13 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 @dataclass
 class Attempt:
-    """One process of a stage. ``end`` is None while it runs, and if no runner saw it end."""
+    """One process of a stage. ``end`` is None while it runs, and if its end is unknown."""
 
     started: StageStarted
     state: State = State.RUNNING
     end: float | None = None
     reason: str = ""
-    #: Whether an event may still tell its end.
+    #: Whether its end may still be reported.
     is_open: bool = True
 
     @property
@@ -61,12 +61,12 @@ class StageState:
         task: the task's name.
         state: the current state.
         attempts: all attempts, including those before the run was retried on KFP.
-        started_at: the time at which the first attempt since the stage was queued last started.
+        started_at: the time of the first start since the stage was last queued.
         ended_at: the time at which the stage ended.
-        reason: why the stage is retried or did not succeed, as a part of a sentence.
+        reason: why the stage is retried or did not succeed, as a clause.
         retry_at: the time at which the next attempt is due, if the stage is retried.
-        last_end: the result of the stage when it last ended; it may be running again.
-        replicas: how many replicas of a distributed stage run, and of how many; None if it has not said so.
+        last_end: the last result of the stage; it may be running again.
+        replicas: the running and all replicas of a distributed stage; None if they are unknown.
     """
 
     name: str
@@ -117,7 +117,7 @@ class StageState:
         )
 
     def queue(self) -> None:
-        """The inputs are known: the next attempt begins a new series."""
+        """Begin a new series of attempts: the inputs are known."""
         self.started_at, self._has_ended, self.reason = None, False, ""
 
     def start(self, event: StageStarted) -> None:
@@ -180,7 +180,7 @@ class RunState:
         self.sessions: list[Session] = []
         #: The stages of each task, by their names: several in a loop, and none until their inputs are known.
         self.tasks: dict[str, dict[str, StageState]] = {name: {} for name in stages or ()}
-        #: How many stages the loops that have begun will have, by task; others than those in loops are not here.
+        #: How many stages the loops that have begun will have, by task; only for tasks in loops.
         self.expected = Counter({name: 0 for name, looped in (stages or {}).items() if looped})
         #: The stages that have had an event, by their names, in the order of their first ones.
         self.by_name: dict[str, StageState] = {}
@@ -229,7 +229,7 @@ class RunState:
                 self._abandon(State.CANCELED if event.state is State.CANCELED else State.INTERRUPTED)
 
     def mark_interrupted(self) -> None:
-        """Record that no process runs the pipeline any more, unless the run has ended."""
+        """Record that no process runs the pipeline, unless the run has ended."""
         if self.finished is None:
             self._is_lost = True
             self._abandon(State.INTERRUPTED)
@@ -272,7 +272,7 @@ class RunState:
         return [attempt.started for attempt in found.attempts] if found is not None else []
 
     def stage_of_pod(self, pod: str) -> str:
-        """Return the name of the stage of which a pod is an attempt; empty if there is none."""
+        """Return the name of the stage to which a pod belongs; empty if there is none."""
         stages = self.by_name.values()
         names = (stage.name for stage in stages for attempt in stage.attempts if attempt.started.pod_name == pod)
         return next(names, "")
@@ -305,7 +305,7 @@ class RunState:
         return total
 
     def has_ended(self, stage: str) -> bool:
-        """Return whether the stage has ended for good in this session of the run."""
+        """Return whether the stage has finished in this session of the run."""
         found = self.by_name.get(stage)
         return self.state.is_over or (found is not None and found.state.is_over)
 
@@ -349,7 +349,7 @@ class RunState:
                 for attempt in stage.attempts:
                     attempt.is_open = False
                 if stage.state is State.NOT_RUN and not stage.attempts:
-                    # It may get other names: a loop that had not begun had no indices.
+                    # Its name may change: a loop that had not begun had no indices.
                     del self.tasks[stage.path][stage.name], self.by_name[stage.name]
                 elif not stage.state.is_success:
                     stage.state = State.WAITING
@@ -364,7 +364,7 @@ class RunState:
                 stage.end_attempt(state, None)
 
     def _move(self, name: str, state: State, task: str = "") -> StageState:
-        """Put a stage into a state, and return it: a new one if it has not had an event."""
+        """Put a stage, known or new, into a state, and return it."""
         path = without_indices(name)
         stages = self.tasks.setdefault(path, {})
         if name != path:

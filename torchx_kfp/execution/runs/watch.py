@@ -124,7 +124,7 @@ class Terminal:
         self._stream = stream
         self._descriptor = None if stream is None else _descriptor(stream)
         self._lock = threading.Lock()
-        #: The error after which nothing more is written.
+        #: The error that has ended the output.
         self.error: OSError | ValueError | None = None
 
     def write_lines(self, lines: Sequence[str]) -> None:
@@ -205,7 +205,7 @@ def _values(stage: str, what: str, values: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def ending_signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """Call ``handle`` with the number of each SIGINT, SIGTERM and SIGHUP while the block runs.
+    """While the block runs, call ``handle`` with the number of each SIGINT, SIGTERM and SIGHUP.
 
     A signal that is ignored (a background job's SIGINT, ``nohup``'s SIGHUP) stays ignored. Only a program's main
     thread may set handlers; in another thread, nothing is changed.
@@ -226,7 +226,7 @@ def ending_signals(handle: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def awaitable_processes() -> Iterator[None]:
-    """Let this process learn how its children end, even if it was started with SIGCHLD ignored."""
+    """Let this process wait for its children, even if it was started with SIGCHLD ignored."""
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         yield
         return
@@ -250,14 +250,14 @@ def raise_for_signal(number: int) -> NoReturn:
 
 
 def default_watch() -> Watch:
-    """Return what shows a run if its caller names nothing: a table in a notebook, otherwise lines on stderr."""
+    """Return the default watch: a table in a notebook, otherwise lines on stderr."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     # IPython in a terminal has no kernel, and shows no HTML.
     return NotebookTable() if get_shell is not None and hasattr(get_shell(), "kernel") else Lines()
 
 
 class NotebookTable(Lines):
-    """Shows the stages of a run as a table that changes, with the line that was printed last below it."""
+    """Shows the stages of a run as a live table, with the last printed line below it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -95,7 +95,7 @@ def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str
 
 
 def unseen_artifact(inputs: Mapping[str, Any], mounts: Collection[Mount]) -> Artifact | None:
-    """Return an artifact that the stage takes from a place on this machine that the container does not see, if any."""
+    """Return an input artifact on this machine that the container does not see, if there is one."""
     artifacts = [artifact for value in inputs.values() for artifact in artifacts_in(value) if artifact.is_here]
     shown = {os.path.normpath(artifact.path) for artifact in artifacts}
     unseen = {path for path in shown if all(source_of(path, mount) != path for mount in mounts)}

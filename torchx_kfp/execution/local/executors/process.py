@@ -61,7 +61,7 @@ class StageProcess(RunningStage):
         pid, is_marked = self.process.pid, _has_mark(environ.get(RUN_MARK, "").rpartition(":")[2])
         in_session = (lambda _: False) if attached else _in_session(pid)
         self._is_other = lambda other: other != pid and (in_session(other) or is_marked(other))
-        # Processes that are asked to end: whoever has left the session does as it likes.
+        # Processes that are asked to end; those that have left the session are not.
         self._is_asked = self._is_other if attached else in_session
         self._attached = attached
         # The program that starts an application again passes SIGTERM on, and no process is to get it twice: the others
@@ -103,7 +103,7 @@ class StageProcess(RunningStage):
         self.send(signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to all processes of the stage that have not had it."""
+        """Send a signal to all processes of the stage that have not received it."""
         if self._attached and number is signal.SIGINT and is_terminal(sys.stdin):
             return  # the terminal has sent it to the whole process group
         with self._lock:
@@ -114,7 +114,7 @@ class StageProcess(RunningStage):
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process, except this one, that has the mark of a run or stage in its environment."""
+    """Kill all other processes that have the mark of a run or stage in their environment."""
     _kill_all(_has_mark(mark))
 
 
@@ -125,7 +125,7 @@ def _kill_all(is_wanted: Callable[[int], bool]) -> None:
             _send(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             return
-        # They disappear as soon as the kernel gets to them.
+        # The kernel removes them soon.
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
 
@@ -167,7 +167,7 @@ def _has_mark(mark: str) -> Callable[[int], bool]:
 
 
 def _living(is_wanted: Callable[[int], bool]) -> Iterator[int]:
-    """Yield the processes, except this one, that are wanted and not just zombies."""
+    """Yield all other processes for which ``is_wanted`` is true, without zombies."""
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):
             if pid != os.getpid() and is_wanted(pid):
@@ -213,7 +213,7 @@ _PYTHONS = ("python", "python3")
 
 
 def run_mark(folder: Path) -> str:
-    """Return the mark of the run in this folder, which moves with the folder; a copy of the folder has another one."""
+    """Return the mark of the run in this folder. It moves with the folder; a copy of the folder has another one."""
     found = os.stat(folder)
     return f"{found.st_dev:x}-{found.st_ino:x}"
 
