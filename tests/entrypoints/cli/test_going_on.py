@@ -140,7 +140,7 @@ def test_what_cannot_be_retried(project: Path, tmp_path: Path, call: Program, wo
     refused("There is no file 'pipeline.py'", "Did you mean 'pipelines.py'?")
     project.rename(tmp_path / "other")
     retry[-1] = str(tmp_path / "other" / "local_outputs")
-    refused("was started in", "my project", "not there any more", "torchx-kfp run pipeline.py")
+    refused("was started in", "my project", "was removed", "torchx-kfp run pipeline.py")
     (request,) = (tmp_path / "other").glob("local_outputs/mine-*/run.json")
     for command in (None, {"words": ["gc"], "directory": str(tmp_path)}, {"words": [], "directory": ""}):
         request.write_text(json.dumps({**json.loads(request.read_text()), "command": command}))

@@ -27,8 +27,8 @@ TABLE = {
 }
 
 
-def decide(*upstream: TaskOutcome, stopped: str = "", runs_always: bool = False) -> tuple[State, str]:
-    task = Task("b", "b", "comp-b", depends_on=tuple(before.name for before in upstream), runs_always=runs_always)
+def decide(*upstream: TaskOutcome, stopped: str = "", **own: bool) -> tuple[State, str]:
+    task = Task("b", "b", "comp-b", depends_on=tuple(before.name for before in upstream), **own)
     return after_upstream(Dag({"b": task}), task, upstream, stopped)
 
 
@@ -37,7 +37,7 @@ def test_one_upstream_task_decides(state: State | None) -> None:
     usual, always = TABLE[state]
     upstream = TaskOutcome("a", state)
     assert decide(upstream) == usual
-    assert decide(upstream, runs_always=True) == always
+    assert decide(upstream, ignores_failures=True) == always
     stopped = (State.NOT_RUN, STOPPED)
     assert decide(upstream, stopped=STOPPED) == (stopped if usual == BEGINS else usual)
 
@@ -47,7 +47,7 @@ def test_the_table_has_every_final_state() -> None:
 
 
 def test_a_task_without_upstream_tasks_begins_unless_the_run_is_ending() -> None:
-    assert decide() == decide(runs_always=True) == BEGINS
+    assert decide() == decide(ignores_failures=True) == BEGINS
     assert decide(stopped=STOPPED) == (State.NOT_RUN, STOPPED)
 
 
@@ -60,7 +60,7 @@ def test_the_worst_upstream_task_is_named_and_the_first_of_several() -> None:
 
 
 def test_kfp_runs_one_exit_task_for_each_task() -> None:
-    exits = [Task(name, name, f"comp-{name}", depends_on=("a",), runs_always=True) for name in ("first", "second")]
+    exits = [Task(name, name, f"comp-{name}", depends_on=("a",), ignores_failures=True) for name in ("first", "second")]
     dag = Dag({task.name: task for task in exits})
     for state in (State.SUCCEEDED, State.FAILED):
         upstream = [TaskOutcome("a", state)]
@@ -71,6 +71,6 @@ def test_kfp_runs_one_exit_task_for_each_task() -> None:
 
 
 def test_only_the_failure_of_an_exit_task_is_ignored() -> None:
-    always, usual = (Task("b", "b", "comp-b", runs_always=runs_always) for runs_always in (True, False))
+    always, usual = (Task("b", "b", "comp-b", ignores_failures=ignores_failures) for ignores_failures in (True, False))
     assert [state for state in State if is_ignored(always, state)] == [State.FAILED]
     assert not [state for state in State if is_ignored(usual, state)]

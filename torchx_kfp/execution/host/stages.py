@@ -177,10 +177,10 @@ class StageReader:
         component, around = self._pipeline.component_of(task), [scope.node]
         if component.dag is None and (end := self._known_end(scope.names.of(task.name), scope)):
             return end
-        if task.runs_always and task.depends_on:  # it is a hook of each task before it
+        if task.ignores_failures and task.depends_on:  # it is a hook of each task before it
             hooks = (self._nodes.attempts(f"{scope.node}.{before}.onExit") for before in task.depends_on)
             around = [attempts[-1].name for attempts in hooks if attempts]
-        for node in () if dag.hook_before(task) else around:
+        for node in () if dag.hook_instead_of(task) else around:
             first = self._nodes.get(f"{node}.{task.name}-driver") or self._nodes.get(f"{node}.{task.name}")
             if first is not None and first.state not in (State.SKIPPED, State.NOT_RUN):
                 inner = replace(scope, node=node)

@@ -21,7 +21,7 @@ from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding, Kind, merge, refuse
 from torchx_kfp.execution.model.versions import NEWEST, Version, address_of_store, parse_version
 from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine, s3_endpoints
-from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_from_documents, reading
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_errors, pipeline_from_documents
 from torchx_kfp.execution.pipeline.pod_settings import VARIABLES, entries
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages
@@ -214,7 +214,7 @@ def check_submission(
     """
     storage = storage_of(settings)
     found: list[Finding] = []
-    with reading(f"The pipeline {pipeline.name!r}"):
+    with pipeline_errors(f"The pipeline {pipeline.name!r}"):
         found += checks.of_run(pipeline, arguments, version)
         for base, stages in known_bases(known_stages(pipeline, arguments)).items():
             said = f"has the tracker base {shown(base)}, "

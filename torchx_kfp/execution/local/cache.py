@@ -143,7 +143,7 @@ class Cache:
         """
         component, container = plan.component, plan.component.container
         assert container is not None
-        if not run.task.caches or run.task.runs_always or _uses_workspace(plan):
+        if not run.task.caches or run.task.ignores_failures or _uses_workspace(plan):
             return None
         if run.task.cache_key:
             chosen = {"pipeline": self._pipeline, "component": component.name, "cache_key": run.task.cache_key}

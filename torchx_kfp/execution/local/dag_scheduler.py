@@ -105,7 +105,7 @@ class _Stop:
     spares_some: bool = False
 
     def ends(self, run: TaskRun) -> bool:
-        return not (self.spares_some and _runs_always(run))
+        return not (self.spares_some and _ignores_failures(run))
 
 
 class Scheduler:
@@ -643,10 +643,10 @@ class Scheduler:
         return (task for task in tasks if task.is_stage)
 
 
-def _runs_always(run: TaskRun) -> bool:
+def _ignores_failures(run: TaskRun) -> bool:
     """Tell whether the task, or one that contains it, runs even after failures."""
     owner = run.dag.owner
-    return run.task.runs_always or (owner is not None and _runs_always(owner))
+    return run.task.ignores_failures or (owner is not None and _ignores_failures(owner))
 
 
 def _may_be_retried(dag: DagRun) -> bool:

@@ -137,7 +137,7 @@ class _Forecaster:
             self._end(run, State.SUCCEEDED, "runs: --fresh")
         elif not run.task.caches:
             self._end(run, State.SUCCEEDED, "runs: its cache is turned off")
-        elif run.task.runs_always:
+        elif run.task.ignores_failures:
             self._end(run, State.SUCCEEDED, "runs: it is an exit task")
         elif reads:
             self._end(run, State.SUCCEEDED, f"runs: it reads {next(iter(reads.values()))}")

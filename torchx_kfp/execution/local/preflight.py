@@ -24,7 +24,7 @@ from torchx_kfp.execution.model.findings import REFUSED_HERE, Finding, Kind, mer
 from torchx_kfp.execution.model.versions import NEWEST, Version
 from torchx_kfp.execution.pipeline.conditions import is_field_selector, is_true
 from torchx_kfp.execution.pipeline.endpoints import described, own_endpoints
-from torchx_kfp.execution.pipeline.load import reading
+from torchx_kfp.execution.pipeline.load import pipeline_errors
 from torchx_kfp.execution.pipeline.placeholders import is_gpu, with_names
 from torchx_kfp.execution.pipeline.pod_settings import FILES, VARIABLES, entries
 from torchx_kfp.execution.pipeline.python_components import (
@@ -52,7 +52,7 @@ def check_pipeline(
         in_containers: whether its stages run in containers, not as processes.
         version: the version of KFP.
     """
-    with reading(f"The pipeline {pipeline.name!r}"):
+    with pipeline_errors(f"The pipeline {pipeline.name!r}"):
         found = list(backend.of_run(pipeline, arguments, version))
         for scoped in walk(pipeline):
             problems = _task_problems(scoped, in_containers)
@@ -94,7 +94,7 @@ def find_not_applied(
         environ: the variables of this machine.
     """
     arguments, given, gpus = arguments or {}, given or GivenKeys(), gpus or Gpus()
-    with reading(f"The pipeline {pipeline.name!r}"):
+    with pipeline_errors(f"The pipeline {pipeline.name!r}"):
         kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
         if any(own_endpoints(environ, in_container=False)):
             for stage in known_stages(pipeline, arguments):
@@ -253,6 +253,6 @@ def check_code(stages: Iterable[ScopedTask], options: RunOptions) -> None:
             raise ArgumentError(f"The workspace {url!r} is a folder, which is sent as --workspace {shlex.quote(url)}.")
         if workspace_digest(url) and "://" not in url and not os.path.exists(path):
             raise ArgumentError(
-                f"The code of this run, {url}, is not there any more. Give the pipeline and the folder with its code: "
+                f"The code of this run, {url}, was removed. Give the pipeline and the folder with its code: "
                 "PIPELINE --workspace DIR."
             )

@@ -204,7 +204,7 @@ def replay(
         context = make_context(folder, chosen, given, containers, find_gpus([place], containers), runs)
         plan, differs = _plan(invocation, context, overrides)
         where = record.link or str(record.folder)
-        say(f"Replays {invocation.name} ({where}).{' What is not as it was:' if differs else ''}")
+        say(f"Replays {invocation.name} ({where}).{' Differences from the original:' if differs else ''}")
         for sentence in differs:
             say(f"- {sentence}.")
         if plan.asks_gpus:

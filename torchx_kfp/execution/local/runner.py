@@ -39,7 +39,7 @@ from torchx_kfp.execution.local.preflight import (
 from torchx_kfp.execution.local.run_options import RunKeywords, RunOptions
 from torchx_kfp.execution.model.findings import Finding, refuse
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
-from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, reading
+from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_errors
 from torchx_kfp.execution.pipeline.python_components import PROJECT
 from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_stages, make_run_name, outline, walk
 from torchx_kfp.execution.runs import OUTPUT_DIR
@@ -234,7 +234,7 @@ def _given_keys(
     """Return the keys of secrets and config maps that a run has."""
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), options.docker)
     places = walk(prepared.pipeline, arguments=prepared.values)
-    with reading(f"The pipeline {prepared.pipeline.name!r}"):
+    with pipeline_errors(f"The pipeline {prepared.pipeline.name!r}"):
         verify_given(((place.component, place.scope_inputs) for place in places), given)
     return given
 

@@ -85,13 +85,13 @@ def loops_of(pipeline: Pipeline, scope: Component, task_name: str, output: str) 
 def of_hook(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     """Find tasks that run even after failures: KFP runs them as exit hooks of the tasks before them."""
     tasks = place.scope.as_dag().tasks
-    if waited := [name for name in place.task.depends_on if tasks[name].runs_always]:
+    if waited := [name for name in place.task.depends_on if tasks[name].ignores_failures]:
         yield (
             Kind.MAY_FAIL,
             f"waits for {joined(waited)}, which ignores a failure: KFP runs that task as an exit hook, and no task can "
             "wait for a hook. Put both into one stage, or remove ignore_upstream_failure",
         )
-    if not place.task.runs_always:
+    if not place.task.ignores_failures:
         return
     for upstream in place.task.depends_on:
         if what := _without_hook(pipeline, tasks[upstream]):
@@ -100,7 +100,7 @@ def of_hook(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]
                 f"ignores a failure of {upstream!r}, {what}: KFP runs such a task as an exit hook, and has none for "
                 "that, so it never runs there. Make it wait for another task, or put it into dsl.ExitHandler",
             )
-        rivals = [name for name, other in tasks.items() if other.runs_always and upstream in other.depends_on]
+        rivals = [name for name, other in tasks.items() if other.ignores_failures and upstream in other.depends_on]
         if max(rivals) != place.task.name:
             yield (
                 Kind.CHANGED,

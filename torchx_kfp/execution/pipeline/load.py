@@ -234,12 +234,12 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, 
     found = [document["platforms"] for document in mappings if isinstance(document.get("platforms"), dict)]
     if isinstance(platform.get("platforms", {}), dict) and found:
         platform["platforms"] = {name: settings for platforms in found for name, settings in platforms.items()}
-    with reading(f"The {kind} {path!r}"):
+    with pipeline_errors(f"The {kind} {path!r}"):
         return read_pipeline(specs[0], platform, text)
 
 
 @contextlib.contextmanager
-def reading(what: str) -> Iterator[None]:
+def pipeline_errors(what: str) -> Iterator[None]:
     """Turn errors about parts without KFP's form into PipelineFileError about the pipeline with this name."""
     try:
         yield

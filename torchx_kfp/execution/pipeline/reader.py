@@ -229,7 +229,7 @@ def _task(name: str, spec: dict[str, Any]) -> Task:
         inputs=sources,
         depends_on=tuple(dict.fromkeys(depends_on)),
         condition=trigger.get("condition", "") or None,
-        runs_always=trigger.get("strategy") == ALWAYS,
+        ignores_failures=trigger.get("strategy") == ALWAYS,
         loop=_loop(spec),
         retry=_retry(spec.get("retryPolicy")),
         artifacts=artifacts,

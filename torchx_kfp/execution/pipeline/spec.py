@@ -124,7 +124,7 @@ class Task:
     depends_on: tuple[str, ...] = ()
     condition: str | None = None
     #: Whether it ignores upstream failures, as exit tasks and tasks with ``ignore_upstream_failure`` do.
-    runs_always: bool = False
+    ignores_failures: bool = False
     loop: Loop | None = None
     retry: Retry | None = None
     #: Where its input artifacts come from.
@@ -155,15 +155,15 @@ class Dag:
         graph = TopologicalSorter({task.name: task.depends_on for task in self.tasks.values()})
         return [self.tasks[name] for name in graph.static_order()]
 
-    def hook_before(self, task: Task) -> str | None:
+    def hook_instead_of(self, task: Task) -> str | None:
         """Return the task that KFP runs instead of this one; None if it runs this one.
 
         A task that runs even if its upstream tasks have failed is an exit hook of each of them. Each task has only one
         hook: the one whose name sorts last.
         """
-        if not task.runs_always or not task.depends_on:
+        if not task.ignores_failures or not task.depends_on:
             return None
-        always = sorted(name for name, other in self.tasks.items() if other.runs_always)
+        always = sorted(name for name, other in self.tasks.items() if other.ignores_failures)
         hooks = {upstream: name for name in always for upstream in self.tasks[name].depends_on}
         mine = [hooks[upstream] for upstream in task.depends_on]
         return None if task.name in mine else mine[0]

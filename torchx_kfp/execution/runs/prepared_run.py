@@ -19,7 +19,7 @@ from torchx_kfp.contract.protocol import (
 )
 from torchx_kfp.contract.scripts import fill_in_folders, find_folders
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
-from torchx_kfp.execution.pipeline.load import pipeline_from_text, reading
+from torchx_kfp.execution.pipeline.load import pipeline_errors, pipeline_from_text
 from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import FromTask, Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
@@ -131,7 +131,7 @@ def prepare(
     if folder is not None:
         _check_parameter(pipeline, arguments, folder)
         arguments = {**arguments, WORKSPACE_PARAMETER: ""}  # until it is packed
-    with reading(f"The pipeline {pipeline.name!r}"):
+    with pipeline_errors(f"The pipeline {pipeline.name!r}"):
         values = complete_arguments(pipeline, arguments, may_lack=may_lack)
         stages = _named(pipeline, fresh)
         bases = list(known_bases(known_stages(pipeline, values)))
@@ -270,8 +270,8 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
             what = "--no-cache"
         elif stage.name in prepared.fresh:
             what = "--fresh"
-        elif stage.task.runs_always or not stage.task.caches:
-            what = "it is an exit task" if stage.task.runs_always else "its cache is turned off"
+        elif stage.task.ignores_failures or not stage.task.caches:
+            what = "it is an exit task" if stage.task.ignores_failures else "its cache is turned off"
         elif reads:
             what = f"it reads {reads}"
         elif last is None:

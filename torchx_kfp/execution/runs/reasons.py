@@ -55,7 +55,7 @@ def after_upstream(dag: Dag, task: Task, upstream: Sequence[TaskOutcome], stoppe
     if any(before.state is None for before in upstream):
         return State.WAITING, ""
     # An exit task, or one that ignores failures, runs however the tasks before it ended.
-    for state, words in _WITHOUT_OUTPUTS.items() if not task.runs_always else ():
+    for state, words in _WITHOUT_OUTPUTS.items() if not task.ignores_failures else ():
         for before in upstream:
             if before.state is state and before.is_canceled:
                 return State.NOT_RUN, not_run(RUN_WAS_ENDED)
@@ -64,7 +64,7 @@ def after_upstream(dag: Dag, task: Task, upstream: Sequence[TaskOutcome], stoppe
                 return skipped, not_run(f"{before.name} {words}")
     if stopped:
         return State.NOT_RUN, stopped
-    if rival := dag.hook_before(task):
+    if rival := dag.hook_instead_of(task):
         return State.SKIPPED, f"was skipped: KFP runs {rival!r} in its place"
     return State.QUEUED, ""
 
@@ -74,7 +74,7 @@ def is_ignored(task: Task, state: State | None) -> bool:
 
     On KFP, a run succeeds if only its exit task fails: that is a hook, not a part of the graph.
     """
-    return state is State.FAILED and task.runs_always
+    return state is State.FAILED and task.ignores_failures
 
 
 def not_run(why: str) -> str:

@@ -250,5 +250,5 @@ def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> Sc
     if place is None:
         raise ArgumentError(f"The pipeline {pipeline.name!r} has no stage {stage!r}.")
     if place.component.container is None or is_volume_task(place.component):
-        raise ArgumentError(f"{stage!r} has no application: KFP imports artifacts and makes volume claims by itself.")
+        raise ArgumentError(f"{stage!r} has no application: KFP itself imports artifacts and makes volume claims.")
     return place

@@ -90,7 +90,7 @@ def _recorded_command(record: RunRecord) -> CommandLine:
         )
     if not os.path.isdir(command.directory):
         raise ArgumentError(
-            f"The run {record.run_id} was started in {shown(command.directory)}, which is not there any more. Go to "
+            f"The run {record.run_id} was started in {shown(command.directory)}, which was removed. Go to "
             f"the directory with its pipeline, and run: {this_command(*command.words)}"
         )
     return command

@@ -312,7 +312,7 @@ class ContainerStage(RunningStage):
         except OSError as error:
             raise _lost(self._engine, error) from None
         if not state or state.get("Running"):
-            raise AttemptError("was lost: the container engine does not know it any more, or has not answered")
+            raise AttemptError("was lost: the container engine no longer knows it, or has not answered")
         self._out_of_memory = bool(state.get("OOMKilled"))
         why = str(state.get("Error") or "")
         if why and str(state.get("StartedAt", "")).startswith("0001"):
