@@ -159,5 +159,14 @@ def test_the_reference_is_that_of_the_code(page: Path) -> None:
     assert generate(text) == text, "make goldens writes it"
 
 
+def test_files_that_contributing_names_exist() -> None:
+    text = (pages.REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    names = re.findall(r"`([\w/.]+\.(?:py|md|toml))`", text)
+    assert len(names) > 20
+    for name in names:
+        folders = [pages.REPOSITORY, pages.REPOSITORY / "torchx_kfp", pages.REPOSITORY / "torchx_kfp" / "authoring"]
+        assert any((folder / name).is_file() for folder in folders), name
+
+
 def test_the_readme_is_short() -> None:
     assert len((pages.REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
