@@ -189,16 +189,28 @@ def test_an_artifact_that_is_gone_is_made_again_and_one_that_a_stage_has_changed
     assert states(pipeline, changes) == ["cached"] * 2
 
 
-def test_an_imported_file_that_has_changed(states, tmp_path):
+def test_an_imported_file_that_has_changed(states, tmp_path_factory):
+    data = tmp_path_factory.mktemp("elsewhere") / "data"  # in the directory of the stages, it would be their code
+
     @dsl.pipeline
     def pipeline():
-        use(data=dsl.importer(artifact_uri=str(tmp_path / "data"), artifact_class=dsl.Artifact).output)
+        use(data=dsl.importer(artifact_uri=str(data), artifact_class=dsl.Artifact).output)
 
-    (tmp_path / "data").write_text("1")
+    data.write_text("1")
     assert states(pipeline) == ["succeeded"] * 2
     assert states(pipeline) == ["succeeded", "cached"]
-    (tmp_path / "data").write_text("22")
+    data.write_text("22")
     assert states(pipeline) == ["succeeded"] * 2
+
+
+def test_what_another_execution_has_made_is_another_artifact(states):
+    @dsl.pipeline
+    def pipeline():
+        made = make()
+        made.set_caching_options(False)
+        use(data=made.outputs["data"])
+
+    assert [states(pipeline), states(pipeline)] == [["succeeded"] * 2] * 2
 
 
 def test_stages_of_one_run_that_are_alike_are_each_run(states):
