@@ -25,6 +25,8 @@ PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 _PART = re.compile(r"(?<=<!-- generated: )(?P<name>[\w. :,]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
+#: Classes that functions return, and nobody else makes.
+RETURNED = ("FanIn", "Host", "HostRun", "LocalRun", "Run")
 #: Sections whose text is a list of names.
 _LISTS = ("Args", "Attributes", "Raises")
 
@@ -171,7 +173,9 @@ def described(name: str, thing: Any) -> Iterator[str]:
     """Yield the signature of a class, a function or a property, and its docstring."""
     if isinstance(thing, property):
         yield fenced(f"{name}: {thing.fget.__annotations__.get('return', 'Any')}", "py")
-    elif not (inspect.isclass(thing) and (issubclass(thing, dict | str) or inspect.isabstract(thing))):
+    elif not (
+        inspect.isclass(thing) and (issubclass(thing, dict | str) or inspect.isabstract(thing) or name in RETURNED)
+    ):
         yield fenced(signature(name, thing), "py")
     yield markdown(inspect.getdoc(thing) or "")
 
