@@ -117,9 +117,7 @@ def load(base: str, seconds: float, processes: int, kill_every: float = 0.5) -> 
                 process.kill()
         logs = sorted(Path(folder).glob("*.log"))
         wrong, count = verify(base, logs)
-        done = (
-            f"{processes} processes for {seconds:g} s, {kills} kills: {count['put']} puts, {count['metadata']} metadata"
-        )
+        done = f"{processes} processes, {kills} kills: {count['put']} puts, {count['metadata']} metadata"
         return [*failed, *wrong], done
 
 

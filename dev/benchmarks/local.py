@@ -3,8 +3,6 @@
 Both run Python components as processes.
 """
 
-import contextlib
-import io
 import os
 import subprocess
 import sys
@@ -76,20 +74,14 @@ def ours(pipeline: Any, **options: Any) -> tuple[RunResult, float]:
 
 def theirs() -> float:
     """Return the seconds that kfp.local takes for the naps in a separate process."""
-    code = "import warnings as w; w.simplefilter('ignore'); from dev.benchmarks import local; local.run_theirs()"
+    code = (
+        "import warnings; warnings.simplefilter('ignore'); from kfp import local; from dev.benchmarks.local import *;"
+        "local.init(local.SubprocessRunner(use_venv=False), raise_on_error=True); print(timed(eight_naps))"
+    )
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environ, check=True, capture_output=True)
     return float(done.stdout.split()[-1])
-
-
-def run_theirs() -> None:
-    from kfp import local
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        local.init(local.SubprocessRunner(use_venv=False), raise_on_error=True)
-        seconds = timed(eight_naps)
-    print(seconds)
 
 
 def memory(pipeline: Any) -> float:
