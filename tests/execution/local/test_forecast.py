@@ -96,7 +96,7 @@ def test_each_reason(project: Path) -> None:
 def test_what_is_gone_runs(project: Path) -> None:
     done = run(trials, {"tracker_base": "results"}, output_dir="runs", watch=Watch())
     (done.folder / "prepare_1" / "log.txt").unlink()
-    assert said(trials)["prepare"] == f"runs: what it made in {done.run_id} is gone or was changed"
+    assert said(trials)["prepare"] == f"runs: its outputs in {done.run_id} are gone or changed"
 
 
 @pytest.mark.parametrize("seed", range(4))

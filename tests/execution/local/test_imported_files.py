@@ -90,10 +90,10 @@ def test_what_cannot_be_had(execute_failing):
 
     stages = {stage.name: stage for stage in execute_failing(pipeline, copy_from=["memory://bucket"]).stages}
     assert stages["cat"].reason.startswith(
-        "takes the file of an artifact that cannot be copied here from memory://bucket/missing: FileNotFoundError"
+        "takes an artifact that cannot be copied from memory://bucket/missing: FileNotFoundError"
     )
     assert stages["read"].reason == "ended with exit code 1"
-    assert "This stage takes the file of an artifact" in stages["read"].log_file.read_text()
+    assert "This stage takes an artifact that cannot be copied" in stages["read"].log_file.read_text()
     assert stages["name-of"].outputs == {"out": "memory://bucket/missing"}
 
 

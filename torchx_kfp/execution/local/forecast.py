@@ -161,7 +161,7 @@ class _Forecaster:
         elif last.state is not State.SUCCEEDED:
             why = "it failed" if last.state in (State.FAILED, State.ALLOWED) else f"it was {last.state}"
         else:
-            why = f"what it made in {last.run_id} is gone or was changed"
+            why = f"its outputs in {last.run_id} are gone or changed"
         self._end(run, State.SUCCEEDED, f"runs: {why}")
 
     def _end(self, run: TaskRun, state: State, what: str) -> None:

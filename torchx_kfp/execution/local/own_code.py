@@ -30,7 +30,7 @@ from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
-from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles, is_python, text_of, words_of
+from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles, is_python, text_of
 from torchx_kfp.execution.pipeline.values import to_text
 from torchx_kfp.execution.runs.stage_code import unpack_files
 from torchx_kfp.tracking.recorder import list_code
@@ -145,7 +145,7 @@ class LocalCode:
         others = [*self._named(named, is_here=not workspace)]
         files = (*others, *(finder.files[name] for name in code.files))
         inherited = {name: text for name, text in self._environ.items() if plan.environ.get(name) == text}
-        names = [name for text in {*named, *found.words} for name in words_of(text)]
+        names = [name for text in {*named, *found.words} for name in re.findall(r"\w+", text)]
         return Code(
             {**{file.path: file.fingerprint for file in others}, **code.files},
             code.whole,
@@ -304,8 +304,12 @@ def _variables_named(words: Collection[str], environ: Mapping[str, str]) -> dict
 @functools.lru_cache(64)
 def _words_of(files: tuple[CodeFile, ...]) -> frozenset[str]:
     """Return the words in the files that may name a variable."""
-    names = (file for file in files if file.name.endswith(_READS_VARIABLES) or "." not in os.path.basename(file.name))
-    return frozenset().union(*(words_of(text_of(file.path)) for file in names))
+    found: set[bytes] = set()
+    for file in files:
+        if file.name.endswith(_READS_VARIABLES) or "." not in os.path.basename(file.name):
+            with contextlib.suppress(OSError), open(file.path, "rb") as opened:  # it may be gone meanwhile
+                found.update(re.findall(rb"\w+", opened.read(_LONGEST)))
+    return frozenset(word.decode("latin-1") for word in found)
 
 
 def _has_modules(folder: str) -> bool:

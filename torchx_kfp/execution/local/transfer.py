@@ -105,7 +105,7 @@ def copy_here(url: str, path: str, sources: Collection[str]) -> None:
     except Exception as error:  # each file system has its own errors
         text = f"{type(error).__name__}: {error}"
         raise AttemptError(
-            f"takes the file of an artifact that cannot be copied here from {url}: {text}{lacking_variables(url)}"
+            f"takes an artifact that cannot be copied from {url}: {text}{lacking_variables(url)}"
         ) from None
     finally:
         if os.path.isdir(temporary):
@@ -136,7 +136,7 @@ def verify_source(url: str, sources: Collection[str]) -> None:
         why = f"it is not in an object store. If you trust that server: --copy-from {url}"
     else:
         why = f"it is on this machine, and the container does not see it: --mount {path}:ro"
-    raise AttemptError(f"takes the file of an artifact that is not copied here from {url}: {why}")
+    raise AttemptError(f"takes an artifact that must not be copied from {url}: {why}")
 
 
 def lacking_variables(url: str) -> str:

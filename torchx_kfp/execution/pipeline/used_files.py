@@ -268,11 +268,6 @@ def text_of(path: str) -> str:
     return ""
 
 
-def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text: runs of letters, digits and ``_``."""
-    return _names_in(text)[0]
-
-
 def _names_of_modules(text: str) -> frozenset[str]:
     """Return the first parts of the names of modules and programs that a text may import or start."""
     if not text.isascii():  # Python normalizes letters in names
