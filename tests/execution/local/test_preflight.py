@@ -189,7 +189,7 @@ def test_a_run_says_what_differs(tmp_path):
     events = []
     run(pipeline, {"text": "a$$b"}, output_dir=tmp_path, watch=Heard(on_event=events.append))
     retried, argument = events[0].differs
-    assert retried.startswith("task 'write' is retried here")
+    assert retried.startswith("task 'write' is retried locally")
     assert argument.startswith("the argument 'text' contains 'a$$b', which arrives as 'a$b'")
 
 

@@ -97,10 +97,10 @@ CHANGES: list[tuple[Callable[..., Any], Kind, str, list[Version], tuple[int, int
     (time, Kind.CHANGED, "task 'told' has {{$.pipeline_job_create_time_utc}} as its", VERSIONS[:2], (2, 14)),
     (part_of_a_claim, Kind.CHANGED, "task 'echo' mounts a part of a volume claim", VERSIONS[:2], (2, 16)),
     (user, Kind.CHANGED, "task 'echo' has a security context", VERSIONS[:2], (2, 16)),
-    (numbers, Kind.CHANGED, "task 'given' gets 'number' as the text 1e-05 on", VERSIONS[:3], (2, 14)),
+    (numbers, Kind.CHANGED, "task 'given' gets 'number' as the text 1e-05 locally", VERSIONS[:3], (2, 14)),
     (conditional, Kind.CHANGED, "task 'perhaps' contains dsl.IfPresentPlaceholder", VERSIONS[:3], (2, 14)),
     (unset, Kind.MAY_FAIL, "task 'given' is not given the input 'number'", VERSIONS[3:], (2, 14)),
-    (retried, Kind.CHANGED, "task 'echo' is retried here when its application fails", VERSIONS[3:], (2, 14)),
+    (retried, Kind.CHANGED, "task 'echo' is retried locally when its application fails", VERSIONS[3:], (2, 14)),
 ]
 
 
@@ -123,7 +123,9 @@ def test_a_change(
 @pytest.mark.versions
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_numbers_in_the_items_of_a_loop(version: Version) -> None:
-    found = [re.search(r"(given\S*)' gets 'number' as the text (\S+) on", text) for _, text in find(items, version)]
+    found = [
+        re.search(r"(given\S*)' gets 'number' as the text (\S+) locally", text) for _, text in find(items, version)
+    ]
     expected = [("given-2", "1e-05"), ("given-3", "2.5e-07")] if version < NEWEST else []
     assert [each.groups() for each in found if each is not None] == expected
 

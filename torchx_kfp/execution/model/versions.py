@@ -199,8 +199,8 @@ def _numbers(place: ScopedTask) -> _Found:
         if changed := [each for each in numbers if driver_text(each) != to_text(each)]:
             yield (
                 Kind.CHANGED,
-                f"gets {name.removeprefix(CHANNEL)!r} as the text {driver_text(changed[0])} on this machine and on KFP "
-                f"from 2.17 on, and as {to_text(changed[0])} on KFP before 2.17. Have the application parse it as a "
+                f"gets {name.removeprefix(CHANNEL)!r} as the text {driver_text(changed[0])} locally and on KFP from "
+                f"2.17 on, and as {to_text(changed[0])} on KFP before 2.17. Have the application parse it as a "
                 "number, or pass it as text",
             )
 
@@ -252,7 +252,7 @@ def _retries(place: ScopedTask) -> _Found:
     if place.task.retry is not None:
         yield (
             Kind.CHANGED,
-            "is retried here when its application fails, but not on a standard installation of KFP 2.17: the "
+            "is retried locally when its application fails, but not on a standard installation of KFP 2.17: the "
             "controller's templateDefaults set the retry policy OnError. A cluster's administrator can remove "
             "templateDefaults.retryStrategy from the ConfigMap workflow-controller-configmap",
         )
