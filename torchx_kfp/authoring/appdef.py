@@ -1,8 +1,8 @@
 """Every field of AppDef, Role and Resource: mapped, rejected or ignored, and why.
 
-``FIELDS`` is complete for torchx 0.7.0 and the nightly. A test compares it with the dataclasses of the installed
-torchx, so a new field fails the build; where TorchX is newer, a field that is set is rejected. Anything that KFP
-cannot do is rejected with an error that names the field and the way out.
+``FIELDS`` is complete for torchx 0.7.0 and the nightly: a test compares it with the dataclasses of the installed
+torchx. With a newer TorchX, an unknown field that is set is rejected. Anything that KFP cannot do is rejected with an
+error that names the field and the way out.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-#: Megabytes of a stage's memory limit that KFP's launcher needs: a stage with 32 is killed before it starts.
+#: The megabytes of a stage's memory limit that KFP's launcher needs. A stage with 32 is killed before it starts.
 LAUNCHER_MB = 64
-#: The one capability that TorchX's Kubernetes scheduler maps.
+#: The only capability that TorchX's Kubernetes scheduler maps.
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
 
 
-#: Fields of a role that are read as these, and what they are.
+#: The types of fields of a role, and their names in messages.
 _CONTAINERS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "args": ((list, tuple), "a list of strings"),
     "env": (Mapping, "a dict, {'NAME': 'value'}"),
@@ -77,7 +77,7 @@ _WHERE = "Give it to task_from_app, or torchx run: -cfg engine="
 
 
 def single_role(app: specs.AppDef) -> specs.Role:
-    """Return the AppDef's one role, and reject several ones and replicas, for which KFP has no place."""
+    """Return the only role of the AppDef. Reject several roles or replicas, which KFP does not support."""
     if len(app.roles) > 1:
         raise AppDefError(
             f"AppDef {app.name!r} has {len(app.roles)} roles ({', '.join(repr(role.name) for role in app.roles)}). "
@@ -103,7 +103,7 @@ def single_role(app: specs.AppDef) -> specs.Role:
 
 
 def check_app(app: specs.AppDef) -> None:
-    """Reject what is not an AppDef, and one without a name or roles."""
+    """Reject values that are not AppDefs, and AppDefs without a name or roles."""
     if not isinstance(app, specs.AppDef):
         name = getattr(app, "__name__", "component")
         raise AppDefError(
@@ -117,17 +117,17 @@ def check_app(app: specs.AppDef) -> None:
 
 
 def check_role(app: specs.AppDef, role: specs.Role) -> str:
-    """Reject what no stage can do with a role; return the role's place, for further errors."""
+    """Reject fields of a role that no stage supports, and return the role's description for further errors."""
     where = f"role {role.name!r} of AppDef {app.name!r}"
     check_name(role.name, f"The name of {where}")
     _refuse_unknown(role, where)
     if isinstance(role.resource, specs.Resource):
         _refuse_unknown(role.resource, f"The resource of {where}")
     for name, (kinds, what) in _CONTAINERS.items():
-        if not isinstance(value := getattr(role, name), kinds):  # each character of text would be an argument
+        if not isinstance(value := getattr(role, name), kinds):  # of text, each character would be an argument
             raise AppDefError(f"{name} of {where} is {shown(value)}; give {what}.")
     _refuse_channels(role, where)
-    # Comparing a channel with == makes a condition for dsl.If, which counts as true.
+    # A channel compared with == is a condition for dsl.If, which is always true.
     for name, what in (("entrypoint", "the program to run"), ("image", "a container image")):
         value = getattr(role, name)
         if isinstance(value, str) and value.strip() in ("", specs.MISSING):
@@ -154,7 +154,7 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
 
 
 def _refuse_unknown(value: specs.AppDef | specs.Role | specs.Resource, where: str) -> None:
-    """Reject a field of a later TorchX that is set: nobody knows what it should do in a stage."""
+    """Reject a field of a later TorchX that is set, because its meaning is not known."""
     known = next(FIELDS[kind.__name__] for kind in type(value).__mro__ if kind.__name__ in FIELDS)
     for field in fields(value):
         if field.name in known:
@@ -167,7 +167,7 @@ def _refuse_unknown(value: specs.AppDef | specs.Role | specs.Resource, where: st
             )
 
 
-#: How what a field says can be a channel nevertheless.
+#: How to set the value of a field by a channel.
 _WAYS = {"mounts": "For a claim, call kfp.kubernetes.mount_pvc(task, pvc_name=channel, mount_path=...) on the task."}
 _OTHER_WAYS = (
     "The option replicas=channel sets a number of replicas, and the task's set_cpu_limit(channel), set_memory_limit "
@@ -176,7 +176,7 @@ _OTHER_WAYS = (
 
 
 def _refuse_channels(role: specs.Role, where: str) -> None:
-    """Reject channels in fields that must be known when the pipeline is compiled."""
+    """Reject channels in fields whose values must be known when the pipeline is compiled."""
     for each in fields(role):
         value = list(role.env) if each.name == "env" else getattr(role, each.name)
         if each.name not in ("entrypoint", "args", "image") and contains_channel(value):
@@ -193,7 +193,7 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
 
 
 def check_name(name: object, where: str) -> None:
-    """Reject anything that is not a name: a pipeline channel, an empty value, or text that a process cannot receive."""
+    """Reject values that are not names: pipeline channels, empty values, and text that a process cannot receive."""
     if contains_channel(name):
         raise AppDefError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
     if not isinstance(name, str) or not name:
@@ -202,7 +202,7 @@ def check_name(name: object, where: str) -> None:
 
 
 def single_resources(role: specs.Role) -> dict[str, str]:
-    """Return what the pod of a stage without an engine asks for: see ``parse_resources``."""
+    """Return the resources of a stage without an engine: see ``parse_resources``."""
     resource, where = role.resource, f"role {role.name!r}"
     amounts = parse_resources(resource, where)
     if 0 < resource.memMB < LAUNCHER_MB:
@@ -221,12 +221,11 @@ def single_resources(role: specs.Role) -> dict[str, str]:
 
 
 def parse_resources(resource: specs.Resource, where: str) -> dict[str, str]:
-    """Read cpu, memory and devices as Kubernetes writes them; 0 and -1 ask for nothing, as in TorchX."""
+    """Return cpu, memory and devices in the notation of Kubernetes; 0 and -1 request nothing, as in TorchX."""
     cpu = _amount(resource.cpu, f"resource.cpu of {where}")
     memory = _amount(resource.memMB, f"resource.memMB of {where}")
     amounts = {}
-    # TorchX declares cpu as an int, but people ask for half a core. Millicores can express both, as in its Kubernetes
-    # scheduler.
+    # TorchX declares cpu as an int, but half a core is common. Millicores express both, as in its Kubernetes scheduler.
     if cpu * 1000 >= 1:
         amounts["cpu"] = f"{int(cpu * 1000)}m"
     if memory >= 1:
@@ -235,7 +234,7 @@ def parse_resources(resource: specs.Resource, where: str) -> dict[str, str]:
 
 
 def parse_node_selector(role: specs.Role) -> dict[str, str]:
-    """Read the node labels that the role's capabilities ask for."""
+    """Return the node labels of the role's capabilities."""
     selector = {}
     for name, value in role.resource.capabilities.items():
         if name != INSTANCE_TYPE:
@@ -249,7 +248,7 @@ def parse_node_selector(role: specs.Role) -> dict[str, str]:
 
 
 def parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
-    """Read the role's persistent volume claims and the paths at which they are mounted."""
+    """Return the role's persistent volume claims and their mount paths."""
     volumes: list[tuple[str, str]] = []
     check_mounts(role)
     for mount in role.mounts:
@@ -274,7 +273,7 @@ def check_mounts(role: specs.Role) -> None:
     paths: set[str] = set()
     for mount in role.mounts:
         if not isinstance(mount, specs.VolumeMount | specs.BindMount | specs.DeviceMount):
-            continue  # refused with what can be there instead
+            continue  # refused elsewhere
         path, source = mount.dst_path, mount.src if isinstance(mount, specs.VolumeMount) else mount.src_path
         if not source or not str(path).startswith("/"):
             raise AppDefError(f"mounts of role {role.name!r} has {mount!r}. Give it a source and an absolute path.")
@@ -284,7 +283,7 @@ def check_mounts(role: specs.Role) -> None:
 
 
 def parse_retries(role: specs.Role) -> int:
-    """Return how often a failed stage is retried."""
+    """Return the number of retries of a failed stage."""
     return whole_number(role.max_retries, f"max_retries of role {role.name!r}", 0)
 
 
@@ -294,9 +293,9 @@ def shown_value(value: object) -> str:
 
 
 def parse_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
-    """Return the folders of a role's own workspace, and the path of each in the workspace; {} if it has none.
+    """Return the folders of a role's workspace, with the path of each in the workspace; {} without a workspace.
 
-    TorchX 0.7.0 has no such field; its runner gives schedulers a string.
+    TorchX 0.7.0 does not have this field; its runner passes schedulers a string.
     """
     workspace = getattr(role, "workspace", None)
     projects = {workspace: ""} if isinstance(workspace, str) and workspace else getattr(workspace, "projects", {})
@@ -320,7 +319,7 @@ def parse_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
 
 
 def whole_number(value: object, where: str, least: int) -> int:
-    """Return the value if it is a whole number and not less than this."""
+    """Return the value if it is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or value < least:
         raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a whole number, {least} or more.")
     return int(value)
@@ -328,12 +327,12 @@ def whole_number(value: object, where: str, least: int) -> int:
 
 def _amount(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a number, or -1 to ask for nothing.")
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a number, or -1 for no request.")
     return value
 
 
 def _parse_devices(resource: specs.Resource, where: str) -> dict[str, str]:
-    """Return how many devices of each type the resource asks for."""
+    """Return the number of devices of each type."""
     if GPU in resource.devices and resource.gpu not in (-1, 0, resource.devices[GPU]):
         raise AppDefError(
             f"{where} asks for gpu={resource.gpu!r} and devices={{{GPU!r}: {resource.devices[GPU]!r}}}. Set one of "

@@ -1,8 +1,8 @@
 """The application of a role: its entrypoint, arguments, variables and image, with macros applied.
 
-Args, the values of env and the overlays of pods get the values of TorchX's macros, by TorchX's own code. It uses
-``string.Template``, so ``$$`` becomes ``$``, as for TorchX's schedulers. In a program of a shell, a channel becomes the
-expansion of a variable that has its value (``expand_channels``).
+TorchX's own code replaces its macros in args, the values of env and the overlays of pods. It uses ``string.Template``,
+so ``$$`` becomes ``$``, as with TorchX's schedulers. In a shell program, a channel becomes the expansion of a variable
+with its value (``expand_channels``).
 """
 
 from __future__ import annotations
@@ -41,30 +41,31 @@ from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.contract.scripts import folders_placeholder, retry_words, workspace_words
 from torchx_kfp.errors import AppDefError
 
-#: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None in versions without them.
+#: The prefix of variables that name a field of the pod in TorchX's Kubernetes scheduler; None in versions without it.
 _FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
-#: The exit code of a launcher, or of the program that unpacks a workspace, if it could not start the application, as
-#: that of other launchers: docker, env, timeout.
+#: The exit code of a launcher, or of the program that unpacks a workspace, if it could not start the application. Other
+#: launchers use the same: docker, env, timeout.
 LAUNCHER_FAILED = 125
 
 
 @dataclass(frozen=True)
 class Application:
-    """What a pod runs, the application of a role or the launcher of a stage with an engine, and what the pod is like.
+    """The program of a pod, which is a role's application or the launcher of a stage with an engine, and the pod's
+    settings.
 
-    An engine gives the pods of its roles all that is below ``failures``: see ``pods``.
+    For the pods of its roles, an engine sets all fields after ``failures``: see ``pods``.
 
     Attributes:
         words: the entrypoint and its arguments; for a launcher, the words of the roles' applications.
         env: its variables.
         field_paths: variables that name fields of the pod.
         image: its image.
-        starter: the words of programs that start it.
-        failures: the exit codes with which a starter ends that could not start it.
+        starter: the words of the programs that start it.
+        failures: the exit codes of a starter that could not start it.
         resources: the pod's requests and limits, as Kubernetes writes them, with at most one type of device.
         node_selector: the labels of its node.
-        volumes: pairs of a claim and the path at which it is mounted.
-        task_config: for a launcher, the settings of the task that its own pod has as well; there are some.
+        volumes: pairs of a claim and its mount path.
+        task_config: for a launcher, the settings of the task that also apply to its own pod; never empty.
     """
 
     words: Sequence[Text] = ()
@@ -91,7 +92,7 @@ def single_application(app: specs.AppDef, options: StageOptions) -> Application:
     role = single_role(app)
     application = role_application(app, role, options)
     tracked = options.tracker_base is not None
-    # The script of a stage with outputs finds the run without a variable.
+    # The script of a stage with outputs finds the pipeline run without a variable.
     needs_run = {protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL} if tracked and not options.publishing else {}
     retrying = retry_words(parse_retries(role), output_placeholder(RUN_ID) if tracked else None)
     return replace(
@@ -108,14 +109,14 @@ def single_application(app: specs.AppDef, options: StageOptions) -> Application:
 def role_application(
     app: specs.AppDef, role: specs.Role, options: StageOptions, *, replicas: bool = False
 ) -> Application:
-    """Return the application of a role, which starts in its workspace if it has one.
+    """Return the application of a role, which starts in the role's workspace, if any.
 
     Args:
-        app: the AppDef, whose name is ``${app_id}``.
+        app: the AppDef, whose name replaces ``${app_id}``.
         role: one of its roles.
         options: the options of the stage.
-        replicas: whether the role may have several replicas: ``${replica_id}`` becomes ``REPLICA``, and an engine sets
-            the host of replica 0.
+        replicas: whether an engine runs the role: ``${replica_id}`` becomes ``REPLICA``, and the engine sets the host
+            of replica 0.
     """
     where = f"role {role.name!r}"
     of_stage = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if options.tracker_base is not None else ()
@@ -163,7 +164,7 @@ def role_application(
         env[protocol.STAGE_INPUTS] = (":".join(options.inputs),)
     args = [check_text(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     image = parse_checked(role.image, f"image of {where}")
-    # A shell before the application would drop these.
+    # Shells before the application would drop these.
     odd = {name: env.pop(name) for name in [*env] if not is_shell_variable(name)}
     words = [*(_assignments(odd, where, entrypoint) if odd else ()), entrypoint, *args]
     workspace = role_workspace(role, options)
@@ -174,8 +175,8 @@ def role_application(
 def macro_values(app: specs.AppDef, replica: str) -> specs.macros.Values:
     """Return the values of TorchX's macros.
 
-    ``app_id`` is the AppDef's name, because a value that changed with each run would defeat KFP's caching. In a
-    container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler.
+    ``app_id`` is the AppDef's name: a value that changed with each run would defeat KFP's cache. ``img_root`` is empty,
+    as in TorchX's Kubernetes scheduler.
     """
     return specs.macros.Values(img_root="", app_id=app.name, replica_id=replica, rank0_env=protocol.RANK0_HOST)
 
@@ -202,22 +203,22 @@ def parse_workspace(workspace: object) -> Text:
 
 
 def role_workspace(role: specs.Role, options: StageOptions) -> Text:
-    """Return where the code is with which a role starts: its own folders, or the option of the stage."""
+    """Return the workspace of a role: its own folders, or the stage's option ``workspace``."""
     folders = parse_workspace_folders(role, f"role {role.name!r}")
     if not folders:
         return parse_workspace(options.workspace)
     if options.workspace:
         raise AppDefError(
-            f"Role {role.name!r} has a workspace of its own ({', '.join(map(repr, folders))}), and the stage has the "
+            f"Role {role.name!r} has its own workspace ({', '.join(map(repr, folders))}), and the stage has the "
             "option workspace. Remove one of them: set Role.workspace to None, or pass workspace=None to task()."
         )
     return (folders_placeholder(folders),)
 
 
 def env_words(application: Application, where: str, *, first: bool) -> tuple[Text, ...]:
-    """Return the words of ``env`` that set the application's variables; none if it does not need them.
+    """Return the words of ``env`` that set the application's variables, if it needs them.
 
-    ``first`` tells whether these words begin the command: older backends do not fill placeholders into the first one.
+    ``first`` is true if these words begin the command: older backends do not fill placeholders into the first word.
     """
     entrypoint = () if application.starter else application.words[0]
     if not application.env and not (first and entrypoint and not is_constant(entrypoint)):
@@ -226,12 +227,12 @@ def env_words(application: Application, where: str, *, first: bool) -> tuple[Tex
 
 
 def _assignments(env: Mapping[str, Text], where: str, entrypoint: Text) -> tuple[Text, ...]:
-    """Return the words of ``env`` that set these variables before the entrypoint."""
+    """Return the words of ``env`` that set these variables."""
     if any(isinstance(part, str) and "=" in part for part in entrypoint):
         shown = "".join(part if isinstance(part, str) else f"<{part.name}>" for part in entrypoint)
         raise AppDefError(
-            f"The entrypoint of {where} contains '=' ({shown!r}), so the `env` before it takes it for a "
-            "variable. Call it through a shell or a link without '='."
+            f"The entrypoint of {where} contains '=' ({shown!r}), so the `env` before it reads it as a "
+            "variable. Call it through a shell, or a link without '='."
         )
     words = [
         check_text(join_constants((f"{name}=", *parts)), f"env[{name!r}] of {where}") for name, parts in env.items()

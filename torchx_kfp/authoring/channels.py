@@ -1,4 +1,4 @@
-"""Pipeline channels: finding them in text, and their types."""
+"""Find pipeline channels in text, and their types."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def pipeline_here(where: str) -> pipeline_context.Pipeline:
     pipeline = pipeline_context.Pipeline.get_default_pipeline()
     if pipeline is None:
         raise AppDefError(
-            f"{where} contains a pipeline channel, but no pipeline is being defined here. Components need static "
-            "AppDefs; call task_from_app inside the pipeline function instead."
+            f"{where} contains a pipeline channel, but no pipeline is being defined. Components need static AppDefs; "
+            "call task_from_app in the pipeline function instead."
         )
     return pipeline
 
 
 def channel_here(channel: pipeline_channel.PipelineChannel, where: str) -> pipeline_channel.PipelineChannel:
-    """Return the channel, or reject one of another pipeline, which KFP would take for one of this.
+    """Return the channel, or reject one of another pipeline, which KFP would not notice.
 
-    KFP itself rejects channels that are used outside the loop or the condition in which they have a value.
+    KFP itself rejects channels that are used outside of the loop or condition in which they have a value.
     """
     if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
         found = _CHANNEL.fullmatch(str(channel))
@@ -47,18 +47,18 @@ def channel_here(channel: pipeline_channel.PipelineChannel, where: str) -> pipel
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
 _CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
-#: The rest of a channel's text if Python has changed or cut it; ``;}}`` is legal after an opening brace.
+#: Matches the rest of a channel's text that was changed or cut; ``;}}`` is legal after an opening brace.
 _REMAINS = re.compile(r"\{\{channel:|\{\{c(h(a(n(n(el?)?)?)?)?)?\Z|\A[^\s{]*;\}\}", re.IGNORECASE)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
 _IF = tasks_group.TasksGroupType.CONDITION
 
-#: The objects that f-strings have turned into text, by the beginning of that text.
+#: Objects that an f-string converted to text, by their text.
 _TRACES = {
     "<kfp.dsl.pipeline_task.PipelineTask object at 0x": "a task (pass one of its outputs, or reads=task)",
     "ConditionOperation(operator=": "a comparison of pipeline channels (only dsl.If takes one)",
 }
 
-#: Placeholders that KFP fills in if they are the whole value of a task's input.
+#: The placeholders that KFP fills in if they are the whole value of an input.
 _PLACEHOLDERS = {
     getattr(dsl, name): name.removesuffix("_PLACEHOLDER").lower()
     for name in dir(dsl)
@@ -67,7 +67,7 @@ _PLACEHOLDERS = {
 
 
 def parse(value: object, where: str) -> Text:
-    """Read the value as constant text and references, in order.
+    """Parse a value into constant text and references, in order.
 
     Args:
         value: a string, which may contain channels as text, or a channel.
@@ -112,8 +112,8 @@ def parse(value: object, where: str) -> Text:
     if remains:
         raise AppDefError(
             f"{where} contains {remains.group()!r}, a part of a pipeline channel's text, in {value!r}. The channel has "
-            'a value only when the pipeline runs: pass its text unchanged, f"{channel}", and cut or convert the value '
-            "in the application."
+            'a value only when the pipeline runs: pass its whole text, f"{channel}", and cut or convert the value in '
+            "the application."
         )
     return tuple(parts)
 
@@ -121,7 +121,7 @@ def parse(value: object, where: str) -> Text:
 def check_text(parts: Text, where: str) -> Text:
     """Return the parts if they arrive unchanged: constant text can be escaped, but text next to a channel cannot.
 
-    The index of a replica is no channel: the launcher gets the text around it in words of their own.
+    The index of a replica is not a channel: the launcher gets the text around it as separate words.
     """
     if REPLICA in parts:
         at = parts.index(REPLICA)
@@ -130,7 +130,7 @@ def check_text(parts: Text, where: str) -> Text:
         if not isinstance(part, str):
             continue
         check_word(part, where)
-        # After another brace, the placeholder of the channel that follows would look like one of Argo's.
+        # After another brace, the placeholder of the next channel would look like one of Argo's.
         found = find_rewritten(part if follower is None else part + "{") if len(parts) > 1 else None
         if found:
             raise AppDefError(
@@ -142,12 +142,12 @@ def check_text(parts: Text, where: str) -> Text:
 
 
 def parse_checked(value: object, where: str) -> Text:
-    """Read the value's parts, and check that they arrive unchanged: see ``parse`` and ``check_text``."""
+    """Parse a value, and check that it arrives unchanged: see ``parse`` and ``check_text``."""
     return check_text(parse(value, where), where)
 
 
 def contains_channel(value: object) -> bool:
-    """Tell whether there is a channel anywhere in the value: in text, and in what lists, dicts and dataclasses have."""
+    """Check whether a value is or contains a channel, also as text or in lists, dicts and dataclasses."""
     if value is None or isinstance(value, int):
         return False
     if isinstance(value, str):
@@ -162,7 +162,7 @@ def contains_channel(value: object) -> bool:
 
 
 def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
-    """Return the channel's type in the IR, ``ARTIFACT`` if it is not a parameter."""
+    """Return the channel's type in the IR; ``ARTIFACT`` if it is not a parameter."""
     return _ir_type(channel.channel_type) if isinstance(channel.channel_type, str) else "ARTIFACT"
 
 
@@ -175,7 +175,7 @@ def _ir_type(channel_type: str) -> str:
 
 
 def _refuse_lost(text: str, where: str) -> None:
-    """Reject text that an f-string has made from another object, and that KFP would take for a constant."""
+    """Reject text that an f-string made from another object, and that KFP would use as a constant."""
     for trace, what in _TRACES.items():
         if trace in text:
             raise AppDefError(f"{where} contains {what} as text: {text!r}.")
@@ -209,18 +209,18 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
     if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
         loop = pipeline_here(where).groups[-1]
         if getattr(loop, "loop_argument", None) is not channel.loop_argument:
-            # KFP passes a field of a constant item into a group inside the loop only together with the item.
+            # KFP passes a field of a constant item into an inner group only together with the item.
             loop_item = _reference(channel.loop_argument, where)
     key = f"{channel.task_name or ''};{channel.name}"
     return Reference(key, channel, _short_name(channel), ir_type(channel), loop_item)
 
 
 def _with_true_type(channel: pipeline_channel.PipelineChannel, where: str) -> pipeline_channel.PipelineChannel:
-    """Return the channel; an item of a loop over constants, or a field of it, gets the common type of all items.
+    """Return the channel. The item of a loop over constants, or its field, gets the common type of all items.
 
-    KFP uses the type of the first item, and for all fields of dict items the type of the first field. So it makes
-    ``name`` in ``{"lr": 0.1, "name": "a"}`` a number, which the backend rejects, and the items of ``[1, 0.5]``
-    integers, which kfp.local truncates. A field that no item has is rejected.
+    KFP uses the type of the first item, and for all fields that of the first field. So ``name`` in ``{"lr": 0.1,
+    "name": "a"}`` becomes a number, which the backend rejects, and the items of ``[1, 0.5]`` become integers, which
+    kfp.local truncates. A field that no item has is rejected.
     """
     if isinstance(channel, for_loop.LoopArgumentVariable):
         loop_item, field = channel.loop_argument, channel.subvar_name
@@ -257,29 +257,29 @@ def _common_type(values: list[object]) -> str:
 
 
 def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
-    """Return the input's name in KFP's UI: ``lr``, ``item``, ``item_lr``, or ``accuracy`` for an output of any task."""
+    """Return the input's name in KFP's UI: ``lr``, ``item``, ``item_lr``, or ``accuracy`` for the output of a task."""
     if isinstance(channel, for_loop.LoopArgumentVariable):
         return f"item_{channel.subvar_name}"
     if isinstance(channel, for_loop.LoopParameterArgument):
         return "item"
-    # KFP names the single output of a Python component "Output", which cannot be the name of an input.
+    # KFP names the only output of a Python component "Output", which cannot be the name of an input.
     return "output" if channel.name == "Output" else str(channel.name)
 
 
 def _loop_items(where: str) -> list[pipeline_channel.PipelineChannel]:
-    """Return the items of the loops around this line, the innermost first."""
+    """Return the items of the surrounding loops, the innermost first."""
     loops = [group for group in reversed(pipeline_here(where).groups) if isinstance(group, tasks_group.ParallelFor)]
     for loop, attribute in itertools.product(loops, ("name", "task_name", "channel_type", "pipeline")):
         if isinstance(getattr(loop.loop_argument, attribute), for_loop.LoopArgumentVariable):
             raise AppDefError(
-                f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP has an attribute of "
-                "that name, which the field would hide: rename the field."
+                f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}, which would hide an "
+                "attribute of KFP. Rename the field."
             )
     return [loop.loop_argument for loop in loops]
 
 
 def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChannel:
-    """Return the channel that KFP wrote as this text."""
+    """Return the channel for KFP's text of it."""
     task_name, name = found["task"], found["name"]
     for item in _loop_items(where):
         if (item.task_name or "") != task_name:
@@ -299,6 +299,6 @@ def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChann
     elif name.isidentifier():
         return pipeline_channel.create_pipeline_channel(name=name, channel_type=found["type"])
     raise AppDefError(
-        f"{where} contains the channel {found.group()!r}, which is not known here: it is not an output of a task of "
-        "this pipeline, a parameter, or the item of a loop around this line. Use loop items inside their loop."
+        f"{where} contains the channel {found.group()!r}, which is neither an output of a task of this pipeline, a "
+        "parameter, nor the item of a surrounding loop. Use loop items inside of their loop."
     )

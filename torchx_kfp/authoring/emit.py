@@ -25,14 +25,14 @@ from torchx_kfp.errors import AppDefError
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
-    """A stage as a KFP component. Its tasks have everything that the AppDef asks for.
+    """A stage as a KFP component, whose tasks have all settings of the AppDef.
 
-    A KFP component's file has no place for resources, labels or retries, but a pipeline's file does. Compiled by
-    itself, this component is a pipeline with one task; loaded from that file, it is used like any other component.
+    The file of a KFP component cannot hold resources, labels or retries, but that of a pipeline can. So this component
+    compiles to a pipeline with one task, which can be loaded and used like any other component.
     """
 
     def __init__(self, plan: StagePlan, name: str | None = None, constants: Collection[str] = ()) -> None:
-        """Make the component of a stage; ``constants`` are parameters of its function that are no inputs."""
+        """Make the component of a stage; ``constants`` are parameters of its function that are not inputs."""
         super().__init__(_component_spec(plan, name or plan.component), None)
         self._plan = plan
         self._constants = constants
@@ -44,11 +44,12 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
         if constants := [name for name in inputs if name in self._constants]:
             raise AppDefError(
-                f"{constants[0]!r} is no input of the component {self.name!r}: it is a constant, or stays None, its "
-                f"default. Give it a default that is not None, or call the function: task_from_app(FUNCTION("
-                f"{constants[0]}=f'{{channel}}'))."
+                f"{constants[0]!r} is not an input of the component {self.name!r}: it is a constant, or keeps its "
+                f"default "
+                f"None. Give it another default, or call the function: task_from_app(FUNCTION({constants[0]}="
+                f"f'{{channel}}'))."
             )
-        # The backend of KFP 2.17 does not fill in placeholders for inputs that have only their defaults.
+        # KFP 2.17 does not fill in placeholders for inputs that only have defaults.
         given = {**_defaults(self._plan), **inputs, **_fixed(self._plan)}
         base = self._plan.tracker_base
         base = given.get(TRACKER_BASE_PARAMETER) if isinstance(base, Reference) else base
@@ -56,7 +57,7 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
 
     @property
     def pipeline_spec(self) -> Any:
-        """The compiled pipeline, which has only this stage."""
+        """The compiled pipeline of this stage."""
         return self._pipeline.pipeline_spec
 
     @property
@@ -79,10 +80,10 @@ def component_yaml(component: StageComponent) -> str:
 
 
 def uri_component(artifact_class: type[dsl.Artifact], metadata: Mapping[str, Any]) -> Any:
-    """Return a nested pipeline whose parameter is the URI of its artifact.
+    """Return a nested pipeline that imports the artifact with the URI in its parameter.
 
-    On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. The pipeline is
-    text, because KFP does not allow defining one while another is being defined.
+    On KFP, an importer accepts a parameter of its pipeline, but not an output of a task. The pipeline is text, because
+    KFP does not allow defining a pipeline while another one is being defined.
     """
     kind = {"schemaTitle": artifact_class.schema_title, "schemaVersion": artifact_class.schema_version}
     uri = {"parameters": {"uri": {"parameterType": "STRING"}}}
@@ -116,7 +117,7 @@ def uri_component(artifact_class: type[dsl.Artifact], metadata: Mapping[str, Any
 
 
 def _component_spec(plan: StagePlan, name: str) -> Any:
-    """Return the component, which KFP's decorator would take a while to read from a function's signature."""
+    """Return the component. Making it directly is faster than KFP's decorator, which reads a function's signature."""
     description, described = plan.description, {}
     if "\n" in description:  # a component function's docstring
         docs = docstring_parser.parse(description)
@@ -133,7 +134,7 @@ def _component_spec(plan: StagePlan, name: str) -> Any:
         for key, planned in plan.parameters.items()
     }
     passed_on: dict[str, Any] = {}
-    if plan.pod.is_launcher and hasattr(dsl, "TaskConfig"):  # kfp 2.14 has none
+    if plan.pod.is_launcher and hasattr(dsl, "TaskConfig"):  # not in kfp 2.14
         inputs[TASK_CONFIG] = structures.InputSpec("TaskConfig", optional=True)
         passed_on["task_config_passthroughs"] = [
             dsl.TaskConfigPassthrough(field=field, apply_to_task=field.name in plan.pod.task_config)
@@ -162,7 +163,7 @@ def _pipeline_of(plan: StagePlan) -> Any:
     outputs = NamedTuple("outputs", list(plan.outputs.items()))  # type: ignore[misc]
 
     def body(*inputs: Any) -> Any:
-        # If it had the pipeline's name, KFP would load the file as the bare container.
+        # With the pipeline's name, KFP would load the file as the bare container.
         component = StageComponent(plan, f"{plan.component}-stage")
         task = component(**dict(zip((parameter.name for parameter in parameters), inputs, strict=True)))
         return outputs(**{name: task.outputs[name] for name in plan.outputs}) if plan.outputs else None
@@ -186,7 +187,7 @@ def _pipeline_of(plan: StagePlan) -> Any:
 
 
 def _fixed(plan: StagePlan) -> dict[str, str]:
-    """Return the inputs that every task of the component passes itself: the stage's name and values, or an image."""
+    """Return the inputs that the component passes itself: the stage's name and values, or an image."""
     return {key: planned.argument for key, planned in plan.parameters.items() if isinstance(planned.argument, str)}
 
 
@@ -202,19 +203,19 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
     """Set the task's resources, retries and settings for Kubernetes, and return the task."""
     task._outputs = StageOutputs(task._outputs, plan.name, tracker_base)
     if task.state.name == "FINAL":
-        # This was called outside a pipeline, with kfp.local: the task has already run, and nothing below applies.
+        # Outside of a pipeline, kfp.local has already run the task.
         return task
     pod = plan.pod
     if amounts := dict(pod.resources):
-        # Limits only: Kubernetes makes them the requests, too, whatever the task's author sets in their place. KFP's
-        # setters do the same, but look up the whole stack in source files, and in 2.14 refuse most counts.
+        # Limits only, which Kubernetes also uses as requests, so that the author of the pipeline can change them. KFP's
+        # setters are slow, because they look up the stack in source files, and refuse most counts in 2.14.
         cpu, memory = amounts.pop("cpu", None), amounts.pop("memory", None)
         device, count = next(iter(amounts.items()), (None, None))
         task.container_spec.resources = structures.ResourceSpec(None, cpu, None, memory, device, count)
     if not plan.cache:
         task.set_caching_options(False)
-    # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions
-    # convert the whole configuration at each call, which took a fifth of the time to compile 300 stages.
+    # The settings that every stage has are written directly: the functions of kfp.kubernetes convert the whole
+    # configuration in each call, which took a fifth of the time to compile 300 stages.
     if paths := pod.field_paths:
         named = [{"name": name, "fieldPath": path} for name, path in paths.items()]
         task.platform_config["kubernetes"] = {"fieldPathAsEnv": named}

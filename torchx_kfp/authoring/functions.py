@@ -1,9 +1,9 @@
 """Call a TorchX component function to see which AppDef it builds from the inputs of a KFP component.
 
-The function is called with placeholders for values that are known only at run time. A placeholder is text, and refuses
-every operation that needs more than that. Then the function is called with two sample values for each input, and must
-build the same AppDef, with the text of the value in place of the placeholder. This finds conversions in C code, which
-reads a placeholder's text without asking it, but not every such condition: ``re.match("gpu-", x)`` is one.
+The function is called with placeholders for values that are known only at run time. A placeholder is text that refuses
+every operation that needs its value. Then the function is called with two sample values for each input, and must build
+the same AppDef, with the text of the value in place of the placeholder. This finds conversions in C code, which does
+not call methods of the placeholder. Conditions in C code, such as ``re.match("gpu-", x)``, may remain unnoticed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking.call import parameters_of
 
 _IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
-#: Two values of each type, whose text differs in length and in what has to be quoted.
+#: Two values of each type, whose texts differ in length and in the need for quotes.
 _SAMPLES: dict[str, tuple[object, object]] = {
     "STRING": ("a, 'b'\t${h} \"%s\" \\/ü\n", "7"),
     "NUMBER_INTEGER": (-3, 10**6),
@@ -45,12 +45,12 @@ _SAMPLES: dict[str, tuple[object, object]] = {
     "STRUCT": ({"k": 1}, {"a": "b"}),
 }
 
-#: The fields in which KFP fills in values, and those that hold them.
+#: The fields in which KFP fills in values, and the field that contains them.
 _FILLED_IN = ("roles", "entrypoint", "image", "args", "env")
 
 
 class ValueNeededError(BaseException):
-    """A function needs the value of a parameter. Not an ``Exception``: the function might catch that."""
+    """A function needs the value of a parameter. Not an ``Exception``, which the function might catch."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(name, what)
@@ -59,7 +59,7 @@ class ValueNeededError(BaseException):
 
 
 class Placeholder(str):
-    """An input's text. It is a str, so that joins and f-strings in C code accept it."""
+    """The text of an input. It is a str, so that joins and f-strings in C code accept it."""
 
     input_name: str
 
@@ -83,7 +83,7 @@ class Placeholder(str):
         return self
 
 
-#: What turns a placeholder into text, or what Python itself needs.
+#: The operations that produce text, or that Python itself needs.
 _ALLOWED = {"__add__", "__class__", "__doc__", "__init__", "__new__", "__str__", "__format__", "__radd__", "__rmod__"}
 _ALLOWED |= {"__getattribute__", "__setattr__", "__delattr__", "__init_subclass__", "__subclasshook__", "__dir__"}
 _ALLOWED |= {"__getnewargs__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__", "__module__"}
@@ -94,8 +94,8 @@ def _refusal(name: str) -> Callable[..., Any]:
 
     def refuse(self: Placeholder, *args: Any, **options: Any) -> Any:
         if sys._getframe(1).f_globals.get("__name__") == "shlex":
-            # Functions build shell programs with shlex.quote and shlex.join, which test the text to decide whether it
-            # needs quotes. Only the calling frame tells their tests from the function's own.
+            # shlex.quote and shlex.join check whether the text needs quotes. Only the calling frame distinguishes this
+            # from a check of the function.
             return getattr("".join([self]), name)(*args, **options) if name != "__bool__" else True
         raise ValueNeededError(self.input_name, what)
 
@@ -172,12 +172,12 @@ class _Call:
             yield parameter(name, kind, declared.default)
 
     def left_none(self) -> list[str]:
-        """Return the parameters that stay None: they are no inputs, as None is no value of KFP's."""
+        """Return the parameters that stay None. They are not inputs, because KFP does not have a value for None."""
         parameters = self.signature.parameters.items()
         return [name for name, it in parameters if it.default is None and name not in self.constants]
 
     def build(self, values: Mapping[str, object]) -> Any:
-        """Call the function with these values, and name the line of what it raises."""
+        """Call the function with these values, and name the line of an error."""
         try:
             return self._run(values)
         except ValueNeededError as error:
@@ -193,7 +193,7 @@ class _Call:
             ) from error
 
     def _needed(self, values: Mapping[str, object], error: ValueNeededError) -> dict[str, str]:
-        """Return all parameters whose values the function needs: it goes on with the defaults of those that it has."""
+        """Return all parameters whose values the function needs, by calling it again with defaults for those found."""
         found = {error.name: f"{error.what}, {self._line_of(error)}"}
         default = self.signature.parameters[error.name].default
         if default is not inspect.Parameter.empty and values[error.name] is not default:
@@ -202,7 +202,7 @@ class _Call:
                 self._run(given)
             except ValueNeededError as another:
                 found |= self._needed(given, another)
-            except Exception:  # of the function, for the default
+            except Exception:  # the function does not accept the default
                 return found
         return found
 
@@ -216,7 +216,7 @@ class _Call:
         return self.fn(*bound.args, **bound.kwargs)
 
     def check_samples(self, app: specs.AppDef, references: Sequence[Reference]) -> None:
-        """Refuse inputs for which the function uses more than the text, judging by two values."""
+        """Refuse inputs of which the function uses more than the text, by calling it with two values."""
         placeholders = {reference.name: Placeholder(reference) for reference in references}
         if _content(self.build(placeholders)) != _content(app):
             raise AppDefError(
@@ -229,7 +229,7 @@ class _Call:
             for value in _SAMPLES[reference.type]:
                 try:
                     is_same = _content(self._run({**placeholders, name: value})) == _content(app, {name: str(value)})
-                except ValueNeededError:  # for another input, in a branch that this value leads to
+                except ValueNeededError:  # for another input, in a branch for this value
                     is_same = False
                 except Exception:  # the function does not accept this value
                     continue
@@ -260,7 +260,7 @@ class _Call:
 
 
 def _can_pass(default: object, kind: str) -> bool:
-    """Return whether KFP can pass on a default, if there is one."""
+    """Check whether KFP can pass on a default, if there is one."""
     if default is inspect.Parameter.empty:
         return True
     if kind == "NUMBER_DOUBLE":
@@ -271,12 +271,12 @@ def _can_pass(default: object, kind: str) -> bool:
 
 
 def _code_of(value: object) -> str:
-    """Return code for a value: a class has no code in its repr."""
+    """Return the code of a value. The repr of a class is not code."""
     return value.__name__ if isinstance(value, type) else repr(value)
 
 
 def _content(value: object, texts: Mapping[str, str] | None = None) -> object:
-    """Return an AppDef as plain data, with these texts for inputs. Shell programs are compared word by word."""
+    """Return an AppDef as plain data, with these texts for its inputs. Shell programs become lists of words."""
     if isinstance(value, str):
         return fill_parameters(_plain(value), texts or {})
     if isinstance(value, specs.Role) and all(isinstance(word, str) for word in (value.entrypoint, *value.args)):

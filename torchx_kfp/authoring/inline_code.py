@@ -1,9 +1,9 @@
 """Channels inside of code that is an argument: the programs of ``sh -c``, ``python -c``, ``perl -e``.
 
-KFP fills a channel into a word as text. In code, that text would be code: whoever sets a parameter could close the
-quotes around it. So a channel may not be a part of code, with one exception: TorchX's components, such as ``dist.ddp``
-and ``utils.sh``, join the words of one command into a program for a shell, as ``shlex.join`` does. There, a channel is
-inside of single quotes, and becomes a variable, which the shell expands to one word, whatever it contains.
+KFP fills a channel into a word as text. Inside of code, the text would be code: a parameter's value could close the
+quotes around it. So a channel cannot be a part of code, with one exception. TorchX's components, such as ``dist.ddp``
+and ``utils.sh``, join the words of one command into a shell program, as ``shlex.join`` does. There, a channel in single
+quotes becomes a variable, which the shell expands to one word with any value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchx_kfp.errors import AppDefError
 _CHANNEL = "\0"
 
 
-#: Names of interpreters, with a version after them.
+#: The version after the name of an interpreter.
 _VERSION = r"(?:[-.]?\d[\w.+-]*)?"
 _SHELLS = re.compile(
     r"(?:.*/)?(?:sh|r?bash|d?ash|[mlop]?ksh|pdksh|loksh|[hmoy]sh|hush|sash|yash|posh|zsh|fish|t?csh|rc|es|oil|nu|elvish"
@@ -37,37 +37,37 @@ _OTHERS = re.compile(
 #: Programs that start a shell, or split an argument into words.
 _STARTERS = re.compile(r"(?:.*/)?(?:su|runuser|script|watch|ssh|flock|sg|cmd)")
 _ENV = re.compile(r"(?:.*/)?env")
-#: For each kind of interpreter, the options that are followed by code, and others that are followed by an argument.
+#: For each kind of interpreter, the options that are followed by code, and those that are followed by an argument.
 _OPTIONS = {
     _SHELLS: (r"[-+]\w*c\w*|--command", r"[-+]\w*[oO]|--rcfile|--init-file"),
     _PYTHON: (r"-\w*c", r"-\w*[WX]|--check-hash-based-pycs"),
     # Several pieces of code may follow one another.
     _OTHERS: (r"-\w*[eEpr]|--eval|--print|eval", r"-\w*[CIMdleEpr]|--eval|--print|eval"),
 }
-#: An option with code in the same word, which is known by the channel inside.
+#: An option with code in the same word, recognized by the channel inside.
 _JOINED = {
     _SHELLS: re.compile(rf"(?:[-+]\w*c|--command).*{_CHANNEL}.*", re.ASCII | re.DOTALL),
     _PYTHON: re.compile(rf"-\w*c.*{_CHANNEL}.*", re.ASCII | re.DOTALL),
     _OTHERS: re.compile(rf"(?:-\w*[eEpr]|--eval|--print|eval).*{_CHANNEL}.*", re.ASCII | re.DOTALL),
 }
 
-#: Shells in which a program's words are read as ``shlex.join`` means them, and options that do not change that.
+#: Matches shells and options with which a program is read as ``shlex.join`` writes it.
 _SHELL = re.compile(r"(?:[^ ]*/)?(?:sh|bash|dash|ash)(?: (?:-[aefluvx]+|-[aefluvx]*o pipefail|--\w+))* -[aefluvx]*c")
-#: Builtins that run their arguments as code, or evaluate them as names or numbers.
+#: Shell builtins that evaluate their arguments as code, names or numbers.
 _EVALUATING = (
     r"\.|alias|bind|builtin|command|compgen|complete|compopt|coproc|declare|enable|eval|exec|export|fc|getopts|hash"
     r"|jobs|let|local|mapfile|read|readarray|readonly|source|test|time|trap|typeset|unset|wait"
 )
-#: A word as ``shlex.quote`` writes it, or the address of the first replica, as ``dist.ddp`` does.
+#: Matches a word written by ``shlex.quote``, or the address of the first replica in ``dist.ddp``.
 _WORD = r"""(?:[\w@%+=:,./-]+|'[^']*'(?:"'"'[^']*')*|\$\{\w+:=\w+\}[\w:]*)"""
-#: One command, without redirections, whose name is constant. ``printf`` may have values after its format.
+#: Matches one command with a constant name and without redirections. ``printf`` may have values after its format.
 _COMMAND = re.compile(
     rf"(?!(?:{_EVALUATING})(?: |\Z)|printf (?:-|'[^']*{_CHANNEL}))[\w@%+:,./-]+(?: {_WORD})*", re.ASCII
 )
 
 
 def find_program(entrypoint: Text, args: Sequence[Text]) -> int | None:
-    """Return the index of the argument that is a program for the entrypoint, a shell; None if there is none."""
+    """Return the index of the argument that is a program for the entrypoint, a shell; None without one."""
     found = _find_code([_text(parts) for parts in (entrypoint, *args)])
     return found[0] - 1 if found and found[1] else None
 
@@ -75,18 +75,16 @@ def find_program(entrypoint: Text, args: Sequence[Text]) -> int | None:
 def expand_channels(
     entrypoint: Text, args: Sequence[Text], where: str, taken: Collection[str] = ()
 ) -> tuple[list[Text], dict[str, Reference]]:
-    """Replace the channels inside of a shell's program by variables; return the arguments and the variables.
+    """Replace the channels inside of a shell program by variables; return the arguments and the variables.
 
-    To a program, the index of a replica is a number in its text. ``taken`` are names of variables that are in use.
-
-    Raises:
+    The index of a replica is just a number in the program. ``taken`` are names of variables that are in use.
     """
     words = [_text(parts) for parts in (entrypoint, *args)]
     found = _find_mixed_code(words)
     if found is None:
         return list(args), {}
     program, index, joins = words[found[0]], found[0] - 1, found[1]
-    # In a quoted word of the command, there may be other code.
+    # A quoted word of the command may itself be code.
     if not (joins and _COMMAND.fullmatch(program)) or _find_mixed_code(shlex.split(program)):
         _refuse(index, args[index], where)
     variables: dict[Reference, str] = {}
@@ -96,14 +94,14 @@ def expand_channels(
         if isinstance(part, Reference) and part != REPLICA:
             if part not in variables:
                 variables[part] = input_name(f"TORCHX_KFP_{part.name.upper()}", {*taken, *variables.values()})
-            # Close the quotes, and open them again.
+            # Close the single quotes around it, and open them again.
             expanded[number] = f"""'"${{{variables[part]}}}"'"""
     lifted = [*args[:index], join_constants(expanded), *args[index + 1 :]]
     return lifted, {name: part for part, name in variables.items()}
 
 
 def _find_code(words: Sequence[str]) -> tuple[int, bool] | None:
-    """Return the position of the first word that is code, and whether a shell reads it as ``shlex.join`` means it."""
+    """Return the position of the first word that is code, and whether a shell reads it as ``shlex.join`` writes it."""
     for start, word in enumerate(words):
         position = _code_after(words, start, word)
         if position is not None:
@@ -112,10 +110,9 @@ def _find_code(words: Sequence[str]) -> tuple[int, bool] | None:
 
 
 def _code_after(words: Sequence[str], start: int, program: str) -> int | None:
-    """Return the position of the code that the program at ``start`` is given; None if there is none.
+    """Return the position of the code among the arguments of the program at ``start``; None if there is none.
 
-    Code is what interpreters are given as such, and every text with a channel for programs that start a shell, or split
-    it into words.
+    For programs that start a shell or split text into words, any text with a channel counts as code.
     """
     places = range(start + 1, len(words))
     if _STARTERS.fullmatch(program):
@@ -127,7 +124,7 @@ def _code_after(words: Sequence[str], start: int, program: str) -> int | None:
     if kind is None:
         return None
     code, argument = (re.compile(pattern, re.ASCII) for pattern in _OPTIONS[kind])
-    # An option may have an argument or not: all places at which another option can be.
+    # The places where an option can be: others may or may not have an argument.
     reached = {start + 1}
     for at in places:
         if at not in reached:
@@ -147,7 +144,7 @@ def _code_after(words: Sequence[str], start: int, program: str) -> int | None:
 
 
 def _program_of_shell(words: Sequence[str], option: int) -> int | None:
-    """Return the position of a shell's program: more options may follow the one at ``option``."""
+    """Return the position of a shell's program. Other options may follow the one at ``option``."""
     at = option + 1 + (re.search("[oO]", words[option].removeprefix("--command")) is not None)
     while at < len(words) - 1 and (words[at].startswith(("-", "+")) or words[at] == _CHANNEL):
         at += 1
@@ -155,7 +152,7 @@ def _program_of_shell(words: Sequence[str], option: int) -> int | None:
 
 
 def _find_mixed_code(words: Sequence[str]) -> tuple[int, bool] | None:
-    """Return the same for code with a channel inside. A channel that is the whole word is meant to be code."""
+    """Return the same as ``_find_code`` for code with a channel inside. A channel that is the whole word is fine."""
     found = _find_code(words)
     return found if found and _CHANNEL in words[found[0]] and words[found[0]] != _CHANNEL else None
 
@@ -167,7 +164,7 @@ def _text(parts: Text) -> str:
 def _refuse(index: int, program: Text, where: str) -> NoReturn:
     name = next(part.name for part in program if isinstance(part, Reference) and part != REPLICA)
     raise AppDefError(
-        f"args[{index}] of {where} is code with the pipeline channel {name!r} inside: its value would be code, too. "
+        f"args[{index}] of {where} is code with the pipeline channel {name!r} inside, so its value would be code. "
         f"""Pass it as an argument after it: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"], """
         """or ["-c", "... sys.argv[1] ...", ...] for Python. In a program for sh, bash, dash or ash, a channel may """
         "only be in the words of one command that shlex.join has quoted, as in those of utils.sh and dist.ddp."

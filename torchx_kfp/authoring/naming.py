@@ -1,4 +1,4 @@
-"""Names that KFP, Kubernetes and the tracker accept, made from names that users give."""
+"""Convert users' names to names that KFP, Kubernetes and the tracker accept."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Container
 
 from torchx_kfp.contract.inputs import identifier
 
-#: A Kubernetes label may have 63 characters; KFP turns task names into labels and names of templates.
+#: The longest Kubernetes label. KFP uses task names in labels and names of templates.
 LONGEST_NAME = 63
 
 
 def _shorten(name: str, original: str) -> str:
-    """Keep the name within the limit. If little of the original is left, add a hash to distinguish it from others."""
+    """Shorten a name to the limit. A shortened or empty name gets a hash of the original."""
     if name and len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(original.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -28,23 +28,23 @@ def stage_name(name: str) -> str:
 
 
 def component_name(name: str) -> str:
-    """Return the name of the KFP component: ``[a-z0-9-]``. If it is taken, the task's name gets a number."""
+    """Return the name of the KFP component: ``[a-z0-9-]``. KFP appends a number to names of tasks that are taken."""
     return _shorten(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), name)
 
 
 def is_input_name(name: str) -> bool:
-    """Tell whether an input can have this name. KFP turns inputs into parameters of functions and of a method."""
+    """Check whether an input can have this name. KFP uses inputs as parameters of functions and of a method."""
     return is_shell_variable(name) and not keyword.iskeyword(name) and name != "self"
 
 
 def is_shell_variable(name: str) -> bool:
-    """Tell whether shells pass a variable with this name on to the programs that they start; dash drops others."""
+    """Check whether shells pass on a variable with this name; dash drops others."""
     return name.isascii() and name.isidentifier()
 
 
 @functools.lru_cache(1024)  # stages of a pipeline have the same inputs
 def output_name(name: str) -> str:
-    """Return KFP's name for the output of a result or an artifact; empty if nothing is left of the name.
+    """Return KFP's output name for a result or an artifact; empty if no character of the name is left.
 
     Each run of characters other than ASCII letters, digits and ``_`` becomes one ``_``; leading and trailing ``_`` are
     dropped. A name that begins with a digit is prefixed with ``n``, and a Python keyword is followed by ``_``.
@@ -57,7 +57,7 @@ def output_name(name: str) -> str:
 
 
 def input_name(name: str, taken: Container[str]) -> str:
-    """Return a name for an input: a Python identifier that is not taken."""
+    """Return a Python identifier for an input that is not taken."""
     name = output_name(name) or "input"
     number, candidate = 2, name
     while candidate in taken:

@@ -1,4 +1,4 @@
-"""The options of stages, each in one place, and the variables that secrets and further trackers give a stage."""
+"""The options of stages, their validation, and the variables of secrets and further trackers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Secrets = Mapping[str, Mapping[str, str]]
 Trackers = Mapping[str, str | Channel | None]
 #: The URL of a workspace.
 Workspace = str | Channel
-#: How many replicas a role has: a channel for a number, or a number; by role if there are several.
+#: The number of replicas of a role, which may be a channel; {role: number} if there are several.
 Replicas = int | Channel | Mapping[str, "int | Channel"]
 
-#: The variables that every tracked stage gets from the pipeline or the engine.
+#: The variables of every tracked stage, set by the pipeline or the engine.
 PROTOCOL_VARIABLES = (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.POD_UID)
 
-#: Artifacts whose content KFP's UI shows.
+#: The artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
 _SECRETS_EXAMPLE = "secrets={'s3-credentials': {'access_key': 'AWS_ACCESS_KEY_ID'}}"
 _TRACKERS_EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
@@ -45,35 +45,34 @@ _TRACKERS_EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageOptions:
-    """The options of a stage. ``Stages`` have those that several stages share.
+    """The options of a stage.
 
     Attributes:
-        tracker_base: the fsspec URL or directory in which results are stored, or a channel for one. With None, the
-            stage is not tracked: it has no run id, and the application gets no variables of the tracker.
+        tracker_base: the fsspec URL or directory for results, or a channel for one. With None, the stage is not
+            tracked: it does not have a run id, and its application does not get the variables of the tracker.
         workspace: the code with which the application starts: the pipeline's parameter ``workspace: str = ""``, which
             ``torchx-kfp submit --workspace DIR`` fills in, or the URL of a stored workspace. It is unpacked into a new
-            folder, which is the working directory and the first in PYTHONPATH. Empty, the code is that of the image.
-            The image needs python3 (3.8 or newer) and fsspec with the driver of the storage.
-        trackers: further TorchX trackers of the stage: {name: configuration}, such as
-            ``{"mlflow": "http://mlflow:5000"}``, which gets copies of all records. Others get what the application
-            records with ``torchx.tracker``; the name is that of an entry point of this group, or ``module:function``.
-            The configuration may be or contain channels; None means no configuration.
+            folder, which is the working directory and the first entry of PYTHONPATH. If empty, the code is that of the
+            image. The image needs python3 (3.8 or newer) and fsspec with the driver of the storage.
+        trackers: further TorchX trackers, {name: configuration}. ``{"mlflow": "http://mlflow:5000"}`` gets copies of
+            all records. Others get the records of ``torchx.tracker``: the name is that of an entry point of this group,
+            or ``module:function``. The configuration may be or contain channels; None means no configuration.
         secrets: variables from Kubernetes secrets, {secret: {key: variable}}. Each value has the form of
             ``secret_key_to_env`` of ``kfp.kubernetes.use_secret_as_env``.
-        cache: if False, the stage runs each time, even if KFP's cache has an execution with the same inputs.
-        inline: if False, the image must have torchx-kfp: the command does not carry the program that publishes results.
-        reads: the stages whose results this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a
-            task, ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
+        cache: if False, the stage always runs, even if the cache has an execution with the same inputs.
+        inline: if False, the command does not carry the program that publishes results: the image must have torchx-kfp.
+        reads: the stages that this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a task,
+            ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
         results: results that become output parameters, {name: int, float, bool, str, list or dict}. KFP also shows all
-            numbers that the application records, as the artifact ``metrics``; ``results={}`` asks only for these. The
-            application records lists and dicts as metadata, ``current_run().add_metadata(trials=[...])``, of at most
-            64 KiB as JSON. ``dsl.ParallelFor`` loops over a list, and the fields of its dicts are channels. The image
-            needs python3 (3.8 or newer) and fsspec; if it does not have them, use ``publish_results``.
+            recorded numbers as the artifact ``metrics``; ``results={}`` requests only these. The application records
+            lists and dicts as metadata, ``current_run().add_metadata(trials=[...])``, of at most 64 KiB as JSON.
+            ``dsl.ParallelFor`` loops over a list, and the fields of its dicts are channels. The image needs python3
+            (3.8 or newer) and fsspec; otherwise, use ``publish_results``.
         artifacts: artifacts that become KFP artifacts, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}.
             The application registers them: ``current_run().add_artifact(name, path)``.
         may_fail: if True, the stage succeeds even if its application fails. The exit code is recorded as the result
-            ``exit_code``, which ``results={"exit_code": int}`` makes an output. A declared result or artifact that is
-            missing still fails the stage, and so does a signal that ends the stage itself.
+            ``exit_code``, which ``results={"exit_code": int}`` makes an output. The stage still fails if a declared
+            result or artifact is missing, or if a signal ends the stage itself.
         name: the stage's name. The default is the AppDef's name.
         engine: the engine that runs several replicas or roles: ``"job"``, ``"jobset"``, or one of
             ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their output, and ends with
@@ -81,8 +80,8 @@ class StageOptions:
             whose mounts or devices KFP has no place for.
         replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number
             from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
-        inputs: files of the workspace that the stage reads under names that come from elsewhere, such as
-            ``data/*.csv``. If one has changed, the stage runs again, as if its program named it.
+        inputs: patterns of files of the workspace that the stage reads although its code does not name them, such as
+            ``data/*.csv``. If one of them changes, the stage runs again.
     """
 
     tracker_base: TrackerBase | None = None
@@ -104,14 +103,14 @@ class StageOptions:
         for name, option in self.__dataclass_fields__.items():
             if isinstance(option.default, bool) and not isinstance(value := getattr(self, name), bool):
                 raise AppDefError(
-                    f"{name} is {value!r}, but must be True or False: it is needed when the pipeline is compiled."
+                    f"{name} is {value!r}, but must be True or False, known when the pipeline is compiled."
                 )
         given = self.inputs
         if not isinstance(given, list | tuple) or not all(
             isinstance(one, str) and one and ":" not in one for one in given
         ):
             raise AppDefError(f"inputs is {given!r}. Give patterns of files without ':', such as ['data/*.csv'].")
-        # Later changes of the caller's dicts have no effect.
+        # Copies: later changes of the caller's dicts have no effect.
         object.__setattr__(self, "secrets", parse_secrets(self.secrets))
         _mapping("trackers", self.trackers, _TRACKERS_EXAMPLE)
         if self.trackers is not None:
@@ -126,12 +125,12 @@ class StageOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedOptions(StageOptions):
-    """Options that several stages share: those of ``StageOptions``, and those of the AppDefs of functions.
+    """The options that stages can share: those of ``StageOptions``, and those of stages that call functions.
 
     Attributes:
         image: the image of stages that call functions (``python``).
         env: the variables of their processes.
-        resource: what their pods ask for.
+        resource: the resources of their pods.
     """
 
     image: str | Channel | None = None
@@ -139,12 +138,12 @@ class SharedOptions(StageOptions):
     resource: specs.Resource | None = None
 
 
-#: The options of functions, which other stages have in their AppDefs.
+#: The options of stages that call functions. Other stages have them in their AppDefs.
 OF_FUNCTIONS = ("image", "env", "resource")
 
 
 def parse_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:
-    """Return the secrets as plain data."""
+    """Validate the secrets, and return a copy."""
     for secret, variables in _mapping("secrets", secrets, _SECRETS_EXAMPLE).items():
         for key, variable in _mapping(f"secrets[{secret!r}]", variables, _SECRETS_EXAMPLE).items():
             is_text = all(isinstance(each, str) and each for each in (secret, key, variable))
@@ -168,12 +167,12 @@ def _gives(secret: str, key: str, variable: str) -> str:
 
 
 def secret_variables(secrets: Secrets) -> list[str]:
-    """Return the variables that get their values from secrets."""
+    """Return the variables from secrets."""
     return [variable for variables in secrets.values() for variable in variables.values()]
 
 
 def check_variables(env: Mapping[str, object], secrets: Secrets, reserved: Container[str], where: str) -> None:
-    """Reject variables with two sources, which are a role's env, secrets and, for ``reserved`` ones, the stage."""
+    """Reject variables that are set twice: by a role's env, by secrets or, if ``reserved``, by the stage."""
     given = [(variable, f"env of {where} sets {variable!r} to {value!r}") for variable, value in env.items()]
     for secret, variables in secrets.items():
         given += [(variable, _gives(secret, key, variable)) for key, variable in variables.items()]
@@ -181,7 +180,7 @@ def check_variables(env: Mapping[str, object], secrets: Secrets, reserved: Conta
     for variable, gives in given:
         if variable in reserved:
             raise AppDefError(
-                f"{gives}, but a tracked or distributed stage gets this variable itself. Use another one, or remove it."
+                f"{gives}, but a tracked or distributed stage sets this variable itself. Rename or remove it."
             )
         if variable in sources:
             raise AppDefError(f"{gives}, and {sources[variable]}. Remove one of them.")
@@ -189,7 +188,7 @@ def check_variables(env: Mapping[str, object], secrets: Secrets, reserved: Conta
 
 
 def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
-    """Return the variables that tell a stage its further trackers and their configurations; none if it has none."""
+    """Return the variables with the names and configurations of further trackers."""
     if not trackers:
         return {}
     env: dict[str, Text] = {}
@@ -214,7 +213,7 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
                 f"variable {variable}. Use one of them."
             )
         names[variable] = name
-        # Do not write config == "": with a channel, this makes a condition for dsl.If.
+        # A channel == "" would be a condition for dsl.If.
         if config is None or (isinstance(config, str) and not config):
             continue
         if not is_shell_variable(variable):
@@ -230,12 +229,12 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
 def parse_outputs(
     results: Results | None, artifacts: Artifacts | None, taken: Iterable[str] = (RUN_ID,)
 ) -> tuple[dict[str, type], Outputs]:
-    """Return the types of the declared outputs and of ``METRICS``, by KFP's names, and what a publisher needs to know.
+    """Return the types of the declared outputs and of ``METRICS`` by KFP's names, and the publisher's ``Outputs``.
 
     Args:
         results: {name: int, float, bool, str, list or dict}.
         artifacts: {name: dsl.Model, dsl.HTML or another artifact class}.
-        taken: names that the stage already uses for something else.
+        taken: names that the stage already uses.
     """
     names: dict[str, str] = {}
     types: dict[str, type] = {}

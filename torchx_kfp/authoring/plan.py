@@ -1,4 +1,4 @@
-"""Plan a stage: an AppDef and its options become pure data. No function here changes its arguments."""
+"""Plan a stage: turn an AppDef and its options into pure data, and their texts into text for KFP."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from torchx_kfp.contract.inputs import (
 from torchx_kfp.contract.scripts import OF_LAUNCHER, OF_MAY_FAIL, OF_PUBLISHER
 from torchx_kfp.errors import AppDefError
 
-#: The most bytes of all values. Beyond that, a second container is smaller than a second copy of the text.
-_MOST = 1024
-#: A value that moves: a number, a name, a path. Other text stays, and so do options, which many stages share.
+#: The most bytes of values that move. With more, a second container is smaller than the values.
+_MAX_MOVED = 1024
+#: Matches values that move: numbers, names, paths. Other text stays, and so do options, which many stages share.
 _VALUE = re.compile(r"(?!--?[A-Za-z][\w-]*\Z)[\w@%+=:,./-]{1,256}", re.ASCII)
 
 
@@ -47,10 +47,10 @@ _VALUE = re.compile(r"(?!--?[A-Za-z][\w-]*\Z)[\w@%+=:,./-]{1,256}", re.ASCII)
 class StagePlan:
     """The facts about a stage from which its KFP component and task are made.
 
-    ``name`` is the stage's name as it was given, ``component`` its name in KFP. ``image`` and ``command`` are text for
-    KFP. ``tracker_base`` is the option; for a component, a reference to its parameter. ``parameters`` are KFP's inputs,
-    ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``pod`` says what the pod is
-    like, and ``secrets`` maps secrets to their keys and variables.
+    ``name`` is the stage's name as given by the user, ``component`` its name in KFP. ``image`` and ``command`` are text
+    for KFP. ``tracker_base`` is the option; for a component, a reference to its parameter. ``parameters`` are KFP's
+    inputs, and ``outputs`` maps names to the Python types of parameters or to classes of artifacts. ``pod`` has the
+    settings of the pod, and ``secrets`` maps secrets to their keys and variables.
     """
 
     name: str
@@ -73,12 +73,12 @@ def plan_stage(
     parameters: Sequence[Reference] = (),
     description: str | None = None,
 ) -> StagePlan:
-    """Plan the stage that runs the app.
+    """Plan a stage that runs an app.
 
     Args:
         app: an AppDef. Without an engine, it has one role and one replica.
         options: the options of the stage.
-        parameters: parameters of the component, even unused ones.
+        parameters: parameters of the component, which may be unused.
         description: the component's description. The default names the AppDef.
     """
     options = options or StageOptions()
@@ -100,7 +100,7 @@ def plan_stage(
 
 
 def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str) -> StagePlan:
-    """Plan a stage that publishes the records of another stage, and runs no application.
+    """Plan a stage that publishes the records of another stage without running an application.
 
     Args:
         options: the options of the publishing stage.
@@ -110,7 +110,7 @@ def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str
     """
     (run,) = parse_reads({STAGE: stage}).values()
     if isinstance(run, tuple) or is_list(run):
-        raise AppDefError("publish_results publishes one stage and got several. Publish each inside its loop.")
+        raise AppDefError("publish_results publishes one stage, but got several. Publish each inside of its loop.")
     if not parse_tracker_base(options.tracker_base):
         raise AppDefError(
             "publish_results needs the tracker base of a stage that is not a task of task_from_app: "
@@ -141,17 +141,17 @@ def _plan(
     parameters: Sequence[Reference] = (),
     run: Reference | str | None = None,
 ) -> StagePlan:
-    """Plan a stage in three steps, each of which needs all of the one before.
+    """Plan a stage in three steps, each of which needs the result of the previous one.
 
-    1. The outputs get their names. Parameters get those that are left.
-    2. Each text is rendered. That adds the parameters to which it refers.
-    3. The command is made, whose digest and values depend on all parameters and outputs.
+    1. Outputs get their names first, parameters get the remaining names.
+    2. Each text is rendered, which adds the parameters to which it refers.
+    3. The command is made: its digest and values depend on all parameters and outputs.
 
-    ``run`` is the run whose records the stage publishes instead of its own, which it then does not have.
+    ``run`` is the execution whose records the stage publishes, if these are not its own.
     """
     tracked = options.tracker_base is not None
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
-    # Only kfp 2.15 and newer give a launcher this parameter, but with older versions the others get the same names.
+    # Only kfp 2.15 and newer have this parameter, but names are the same with older versions.
     taken = [RUN_ID, *([TASK_CONFIG] if application.is_launcher else [])]
     published = None
     if options.publishing:
@@ -203,7 +203,7 @@ def _plan(
 def _needs_python(application: Application, published: Outputs | None) -> str:
     """Return the message for an image without python3; empty if the stage does not need it."""
     if "PATH" in application.env:
-        return ""  # the script does not know where the application's programs are
+        return ""  # the script does not know the application's PATH
     if application.is_launcher:
         return OF_LAUNCHER
     if published is None:
@@ -212,45 +212,43 @@ def _needs_python(application: Application, published: Outputs | None) -> str:
 
 
 class Renderer:
-    """Makes text for KFP, and plans the ``parameters`` of the component to which the text refers, by name.
+    """Renders text for KFP, and collects the ``parameters`` of the component to which the text refers, by name.
 
-    KFP's backend merges components whose containers have the same text, even if their parameters
-    differ (kubeflow/pipelines, argocompiler). So a name in the text shows its type, and whether there is a loop item.
+    KFP's backend merges components whose containers have the same text, even if their parameters differ
+    (kubeflow/pipelines, argocompiler). So the names in the text include the type, and whether there is a loop item.
     """
 
     def __init__(self, parameters: Collection[Reference], taken: Iterable[str]) -> None:
-        """Begin with these parameters, which keep their names; ``taken`` are names of other things."""
+        """Start with these parameters, which keep their names; ``taken`` are further names in use."""
         self.parameters = {reference.name: reference for reference in parameters}
         self._names = {reference: reference.name for reference in parameters}
         self._taken = {RUN_ID, *taken, *self.parameters}
 
     def render(self, parts: Text) -> str:
-        """Return the parts as text for KFP, in which each reference is the placeholder for its parameter."""
+        """Return the parts as text for KFP, with the placeholder of a parameter for each reference."""
         return "".join(part if isinstance(part, str) else self._placeholder(part) for part in parts)
 
     def render_reads(self, reads: Mapping[str, ReadSource], *, by_alias: bool) -> list[str]:
-        """Return the run ids that are read, as JSON with placeholders. Names are the aliases that the author gave."""
+        """Return the run ids of parents as JSON with placeholders, whose parameters are named by given aliases."""
         return [self._run_ids(source, alias if by_alias else READS) for alias, source in reads.items()]
 
     def render_run_id(self, source: Reference | str, name: str) -> str:
-        """Return one run id; if it is not constant, its parameter gets this name or a similar one."""
+        """Return a run id or its placeholder, whose parameter gets this name or a similar one."""
         return source if isinstance(source, str) else self._placeholder(source, name)
 
     def render_image(self, image: Text) -> str:
         """Return the text of an image.
 
-        If an image contains a placeholder, the backend's driver replaces the whole image with the value of that
-        parameter, in which it fills in no placeholders. So text around a channel reaches no pod.
-
-        Raises:
+        If an image contains a placeholder, KFP's driver replaces the whole image by the value of that parameter. So
+        text around a channel would be lost.
         """
         references = [part for part in image if isinstance(part, Reference)]
         if references and (len(image) > 1 or references[0].type != "STRING"):
             names = " and ".join(repr(self._names.get(part, part.name)) for part in references)
             raise AppDefError(
-                f"The image has {names} inside text, or is not of the type str, and KFP takes one value of the type "
-                "str as an image. Pass the whole image: a parameter such as image: str, or a result of a stage. In "
-                "component_from_function, give such parameters as constants: component_from_function(app, tag='1')."
+                f"The image has {names} inside of text, or of another type than str. KFP needs the whole image as one "
+                "value: a parameter such as image: str, or a result of a stage. In component_from_function, give such "
+                "parameters as constants: component_from_function(app, tag='1')."
             )
         return self.render(image)
 
@@ -260,17 +258,17 @@ class Renderer:
         """Return words as text for KFP, their mask, and the values that move from the container into ``STAGE``.
 
         KFP's backend stores a container once for all stages with the same text. The mask has a letter for each word:
-        ``s``, ``b`` if it is escaped, ``v`` if its value moves (``contract.command``).
+        ``b`` if it is escaped, ``v`` if its value moves, else ``s`` (``contract.command``).
 
         Args:
             variables: ``env`` and ``NAME=value``.
-            starter: the words of programs between these and the application, as text for KFP.
+            starter: the words of programs before the application, as text for KFP.
             command: the application and its arguments.
-            move: whether values may move, except those that the stages of a pipeline share.
+            move: whether values may move.
         """
         words = [*variables, *command]
         moved = dict(_moved(words, len(variables))) if move else {}
-        if sum(len(value) for _, value in moved.values()) > _MOST:
+        if sum(len(value) for _, value in moved.values()) > _MAX_MOVED:
             moved = {}
         coded = [(moved[index][0], "v") if index in moved else self._whole(parts) for index, parts in enumerate(words)]
         coded[len(variables) : len(variables)] = [(word, "s") for word in starter]
@@ -278,7 +276,7 @@ class Renderer:
         return [text for text, _ in coded], mask, [value for _, value in moved.values()]
 
     def _whole(self, parts: Text) -> tuple[str, str]:
-        """Return a word that stays, escaped if an engine would change it, and its letter."""
+        """Return a word that stays, escaped if an engine would change it, and its letter in the mask."""
         text = self.render(parts)
         escaped = is_constant(parts) and find_rewritten(text) is not None
         text = check_word(escape(text) if escaped else text, "An argument or variable, as it is passed on,")
@@ -310,7 +308,7 @@ class Renderer:
 
 
 def _moved(words: Sequence[Text], variables: int) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield the indices of words whose values move: what stays of them, and the values."""
+    """Yield the indices of words whose values move, each with the part that stays and the value."""
     for index, word in enumerate(words):
         if index == variables or not is_constant(word):
             continue
@@ -318,7 +316,7 @@ def _moved(words: Sequence[Text], variables: int) -> Iterator[tuple[int, tuple[s
         if index < variables:
             name = text.partition("=")[0]
             start = len(name) + 1
-            # The pipeline sets variables that begin so, the same for its stages.
+            # The pipeline sets TORCHX_ variables to the same values for all stages.
             if not is_shell_variable(name) or name.startswith("TORCHX_"):
                 continue
         if _VALUE.fullmatch(text, start):
@@ -326,7 +324,7 @@ def _moved(words: Sequence[Text], variables: int) -> Iterator[tuple[int, tuple[s
 
 
 def _digest(parameters: Mapping[str, Reference], outputs: Mapping[str, type]) -> str:
-    """Return a short text that differs for components with different parameters, defaults or outputs."""
+    """Return a digest of the component's parameters, defaults and outputs."""
     kinds = {name: getattr(kind, "schema_title", kind.__name__) for name, kind in outputs.items()}
     defaults = {
         name: [planned.type, *([] if planned.default is inspect.Parameter.empty else [planned.default])]

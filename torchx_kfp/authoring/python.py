@@ -21,7 +21,7 @@ from torchx_kfp.common.text import did_you_mean, most_similar, shown
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import call
 
-#: Ends a message about an option that does not exist.
+#: The end of a message about an unknown option.
 OF_KFP = "KFP's options are methods of a task: task.set_retry(3)."
 
 
@@ -43,8 +43,8 @@ def function_app(
         options: the names of the options of stages, for errors.
         image: the image.
         env: the variables of its process.
-        resource: what its pod asks for.
-        reads: the stages that it reads, whose results can be arguments; None if there are none.
+        resource: the resources of its pod.
+        reads: the stages that it reads, whose results can be arguments; None without any.
     """
     if not callable(function) or isinstance(function, BaseComponent):
         kind = type(function)
@@ -62,7 +62,7 @@ def function_app(
     unnamed = [it for it in inspect.signature(function).parameters.values() if it.name not in parameters]
     if unnamed and (unknown := [each for each in arguments if each not in parameters]):
         raise AppDefError(
-            f"{name}() has no parameter {unknown[0]!r}, and a stage passes nothing to '{unnamed[0]}'. Name it in the "
+            f"{name}() has no parameter {unknown[0]!r}, and stages do not pass '{unnamed[0]}'. Name it in the "
             f"signature, with its type: def {name}({unknown[0]}: float)."
         )
     if both := sorted(parameters.keys() & options):
@@ -100,19 +100,19 @@ def function_app(
 
 
 def _check_kind(function: Callable[..., Any], name: str) -> None:
-    """Reject a function that returns before it has run."""
+    """Reject functions that return before they have run."""
     is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
     if is_async or inspect.isgeneratorfunction(function):
         what = "is async" if is_async else "is a generator"
         way = "call it with asyncio.run there, and return" if is_async else "and return a list"
         raise AppDefError(
-            f"{name}() {what}, so a call of it does not run it to its end. Write a function with def, {way} what the "
+            f"{name}() {what}, so calling it does not run it. Write a function with def, {way} the value that the "
             "stage records."
         )
 
 
 def _exact(value: Any) -> Any:
-    """Return text that arrives as it is, although TorchX's macros are replaced in it."""
+    """Escape text in which TorchX's macros will be replaced."""
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 
@@ -129,7 +129,7 @@ def check_arguments(
 
 
 def returned_results(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the results that the annotation of a function declares: {name: type}.
+    """Return the results that a function's return annotation declares: {name: type}.
 
     They are the fields of a ``TypedDict``, or one result with the function's name.
     """
@@ -144,7 +144,7 @@ def returned_results(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _module_of(function: Any, name: str) -> str:
-    """Return the name by which a stage imports the function's module."""
+    """Return the name with which a stage imports the function's module."""
     module = getattr(function, "__module__", None)
     found = sys.modules.get(module or "")
     file = getattr(found, "__file__", None)
@@ -152,18 +152,19 @@ def _module_of(function: Any, name: str) -> str:
         named = name if name.isidentifier() else "fit"
         way = " If a decorator made it, use functools.wraps there." if f"<locals>.{named} " in repr(function) else ""
         raise AppDefError(
-            f"stages.python got {function!r}, which a stage cannot import by its name. Define it with def at the top "
-            f"level of a file, not of a notebook, such as train.py, and import it: from train import {named}.{way}"
+            f"stages.python got {function!r}, which a stage cannot import by name. Define it with def at the top "
+            f"level of "
+            f"a file, not of a notebook, such as train.py, and import it: from train import {named}.{way}"
         )
     if module != "__main__":
         return str(module)
-    # ``python -m`` knows the whole name, ``python FILE`` only the file.
+    # With ``python -m``, the spec has the whole name; with ``python FILE``, there is only the file.
     spec = getattr(found, "__spec__", None)
     return Path(str(file)).stem if spec is None else str(spec.name)
 
 
 def _text(function: str, value: object, parameter: inspect.Parameter, kind: type | None) -> str:
-    """Return the value as text, as KFP fills in a channel."""
+    """Return an argument as text, as KFP fills in a channel."""
     where = f"{parameter.name} of {function}()"
     if kind is None:
         said = "has no type that a stage can pass on"
@@ -171,7 +172,7 @@ def _text(function: str, value: object, parameter: inspect.Parameter, kind: type
             said = f"is annotated with {inspect.formatannotation(parameter.annotation)}, which a stage cannot pass on"
         raise AppDefError(f"{where} {said}. Annotate it with str, int, float, bool, list or dict.")
     has_channel = contains_channel(value)
-    # ``parse`` says how to read the results of a task.
+    # For a task, ``parse`` raises the error.
     if not (has_channel or isinstance(value, (*call.KINDS, dsl.PipelineTask))):
         way = "Pass a value of this type, or a channel: a parameter, task.outputs['...'] or a loop's item."
         if value is parameter.default:
@@ -190,7 +191,7 @@ def _text(function: str, value: object, parameter: inspect.Parameter, kind: type
         return text
     parts = parse(value, where)
     given = PYTHON_TYPES[parts[0].type] if len(parts) == 1 and isinstance(parts[0], Reference) else str
-    # What KFP calls text can be any value, such as an item of a list; and text takes all.
+    # A channel for text can have any value, such as an item of a list, and a parameter for text takes any channel.
     if str not in (kind, given) and given is not kind and (kind, given) != (float, int):
         raise AppDefError(
             f"{where} is {kind.__name__}, but gets a channel for {given.__name__}: {value}. Change one of them."
@@ -199,7 +200,7 @@ def _text(function: str, value: object, parameter: inspect.Parameter, kind: type
 
 
 def _keys_are_text(value: object) -> bool:
-    """Tell whether JSON keeps the keys of all dicts in the value."""
+    """Check whether JSON preserves the keys of all dicts in the value."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _keys_are_text(each) for key, each in value.items())
     return not isinstance(value, list | tuple) or all(map(_keys_are_text, value))

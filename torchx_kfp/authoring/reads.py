@@ -1,4 +1,4 @@
-"""The stages that a stage reads, with their aliases and run ids, and the tracker base."""
+"""The option ``reads``: the parents of a stage with their aliases and run ids; and the tracker base."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ Reads = PipelineTask | Channel | Iterable[PipelineTask | Channel] | Mapping[str,
 
 
 class StageOutputs(dict[str, Any]):
-    """The outputs of a stage's task, by KFP's names or by the names with which results are recorded.
+    """The outputs of a stage's task, by KFP's names or by the recorded names of results.
 
-    They also have what else is known of the stage: its name as it was given, its tracker base, and the AppDef and the
-    options of which its task was made.
+    They also have the stage's name, its tracker base, and the AppDef and options of its task.
     """
 
     made_of: tuple[specs.AppDef, Any] | None = None
@@ -63,13 +62,13 @@ class StageOutputs(dict[str, Any]):
 
 
 def outputs_of(what: object) -> StageOutputs | None:
-    """Return the outputs of a stage's task; None for anything else."""
+    """Return the outputs of a stage's task; None for any other value."""
     outputs = what.outputs if isinstance(what, dsl.PipelineTask) else None
     return outputs if isinstance(outputs, StageOutputs) else None
 
 
 def results_read(reads: object) -> list[str]:
-    """Return the results of the stages in ``reads`` that are known when the pipeline is made: their outputs."""
+    """Return the declared results of the stages in ``reads``."""
     if isinstance(reads, Mapping):
         return results_read(list(reads.values()))
     if isinstance(reads, list | tuple):
@@ -78,20 +77,20 @@ def results_read(reads: object) -> list[str]:
     return [name for name in stage or () if name not in (RUN_ID, METRICS)]
 
 
-#: What an alias stands for: a run id as text, a reference to one or to a list of them, or several of these.
+#: A parent: a run id as text, a reference to a run id or to a list of them, or several of these.
 ReadSource = Reference | str | Text
 
 
 def is_list(source: ReadSource) -> bool:
-    """Tell whether an alias stands for several stages."""
+    """Check whether a parent is several stages."""
     return isinstance(source, tuple) or (isinstance(source, Reference) and source.type == "LIST")
 
 
 def parse_reads(reads: object) -> dict[str, ReadSource]:
-    """Return the sources by alias, in order; without aliases, by the names of their stages.
+    """Return the parents by alias, in order. Without aliases, the names of their stages are used.
 
     Args:
-        reads: a task, a list of tasks, or {alias: stage}; None and empty collections read nothing.
+        reads: a task, a list of tasks, or {alias: stage}; None or an empty collection for no parents.
     """
     if reads is None:
         return {}
@@ -128,7 +127,7 @@ def check_alias(alias: object) -> str:
 
 
 def parse_tracker_base(tracker_base: object) -> Text:
-    """Return the tracker base as text and references; nothing for a stage that is not tracked."""
+    """Return the tracker base as text and references; empty for a stage that is not tracked."""
     if tracker_base is None:
         return ()
     if isinstance(tracker_base, Reference):  # an input of a component
@@ -193,7 +192,7 @@ def _source(what: object, where: str) -> ReadSource:
 
 
 def _run_id(text: str, where: str) -> str:
-    # Run ids are ASCII, like those that a stage's script makes, and must read the same in JSON.
+    # Run ids are ASCII, as a stage's script makes them, and must be the same text in JSON.
     is_plain = text.isascii() and text.isprintable() and not find_rewritten(text) and not set(text) & set('"\\')
     if "/" not in text or not is_plain:
         raise AppDefError(

@@ -1,7 +1,7 @@
-"""Values that are known only at run time: their types in KFP, and references to them among constant text.
+"""Values that are known only at run time: their types in KFP, and references to them inside of constant text.
 
-Neither kfp nor torchx is typed, so their classes are ``Any`` to mypy, and a parameter with such a type would accept
-anything. The protocols here declare the attributes that kfp's classes have in common.
+kfp is not typed, so its classes are ``Any`` to mypy, and parameters with these types would accept anything. The
+protocols here declare the common attributes of kfp's classes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from torchx_kfp.errors import AppDefError
 
-#: Matches an input of the component in text that a component function has made: see ``parameter_text``.
+#: Matches an input of the component in text of a component function: see ``parameter_text``.
 PARAMETER = re.compile(r"\{\{parameter:input=(?P<input>\w+);kind=(?P<kind>\w+);\}\}", re.ASCII)
 
-#: The types of parameters in Python, by their names in the IR.
+#: The Python types of parameters by their names in the IR.
 PYTHON_TYPES = {
     "STRING": str,
     "NUMBER_INTEGER": int,
@@ -31,7 +31,7 @@ PYTHON_TYPES = {
 class Channel(Protocol):
     """A pipeline channel: a task's output, a loop item, ``dsl.Collected`` or ``dsl.OneOf``.
 
-    A pipeline's parameters are channels, too. For a type checker, they have the type that the function declares.
+    A pipeline's parameters are channels, too, but have their declared types for a type checker.
     """
 
     @property
@@ -49,38 +49,38 @@ class PipelineTask(Protocol):
 class Reference:
     """A value that KFP fills in at run time.
 
-    References with the same ``key`` are equal. ``argument`` is what the task passes to the input: a channel, one of
-    KFP's own placeholders, or constant text. It is None for an input of a component, which the component's caller
-    passes, if it has no ``default``. ``type`` is the name of the type in the IR, such as ``NUMBER_INTEGER``.
+    References with the same ``key`` are equal. ``argument`` is the value of the input in the task: a channel, one of
+    KFP's own placeholders, or constant text. For an input of a component, it is None: the component's caller passes the
+    value, or it is the ``default``. ``type`` is the name of the type in the IR, such as ``NUMBER_INTEGER``.
     """
 
     key: str
     argument: object
     name: str
     type: str
-    #: The item whose field this is, if the task must take it as well: KFP passes on the field only together with it.
+    #: The loop item of which this is a field, if KFP passes on the field only together with the item.
     loop_item: Reference | None = None
     default: object = inspect.Parameter.empty
 
     def __eq__(self, other: object) -> bool:
-        # Comparing channels with == would make a condition for dsl.If.
+        # Channels compared with == would be a condition for dsl.If.
         return isinstance(other, Reference) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
 
 
-#: A text whose parts are constants, or references to values that KFP fills in.
+#: A text of constants and references to values that KFP fills in.
 Text = tuple["str | Reference", ...]
 
 
 def is_constant(parts: Text) -> bool:
-    """Tell whether the parts are one text that is known when the pipeline is compiled."""
+    """Check whether the parts are one constant text."""
     return len(parts) == 1 and isinstance(parts[0], str)
 
 
 def join_constants(parts: Iterable[str | Reference]) -> Text:
-    """Return the parts with neighboring constants joined."""
+    """Join neighboring constants."""
     joined: list[str | Reference] = []
     for part in parts:
         if joined and isinstance(part, str) and isinstance(joined[-1], str):
@@ -91,38 +91,38 @@ def join_constants(parts: Iterable[str | Reference]) -> Text:
 
 
 def parameter(name: str, kind: str, default: object = inspect.Parameter.empty) -> Reference:
-    """Return a reference to the component's input with this name, this type in the IR, and this default."""
+    """Return a reference to an input of the component."""
     return Reference(f"parameter {name}", None, name, kind, default=default)
 
 
-#: The index of a replica, which only the replica knows: its launcher fills it in, not KFP. No input has such a name.
+#: The index of a replica, which the launcher fills in, not KFP. No input can have this name.
 REPLICA = parameter("0", "STRING")
 
 
 def parameter_text(reference: Reference) -> str:
-    """Return text that represents an input of a component, as KFP does for a channel in an f-string."""
+    """Return text that represents an input of a component, as KFP does for channels."""
     return f"{{{{parameter:input={reference.name};kind={reference.type};}}}}"
 
 
 def fill_parameters(text: str, values: Mapping[str, str]) -> str:
-    """Replace the inputs in the text with these values; other inputs stay."""
+    """Replace inputs in the text by these values. Other inputs stay."""
     return PARAMETER.sub(lambda found: values.get(found["input"], found[0]), text)
 
 
-#: The bytes that Linux accepts in one argument (MAX_ARG_STRLEN is 128 KiB with the final NUL).
+#: The longest argument on Linux in bytes (MAX_ARG_STRLEN is 128 KiB with the final NUL).
 LONGEST_WORD = 128 * 1024 - 1
 
 
 def check_word(text: str, where: str) -> str:
-    """Return the text if a process can receive it."""
+    """Return the text if a process can receive it as an argument."""
     if "\0" in text:
-        raise AppDefError(f"{where} contains a NUL character, which an argument cannot: {text!r}. Remove it.")
+        raise AppDefError(f"{where} contains a NUL character, which arguments cannot have: {text!r}. Remove it.")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise AppDefError(
-            f"{where} is not valid Unicode (a lone surrogate): {text!r}. Decode bytes as UTF-8 before they "
-            "go into an AppDef, or pass them base64-encoded."
+            f"{where} is not valid Unicode (a lone surrogate): {text!r}. Decode bytes as UTF-8 first, "
+            "or pass them base64-encoded."
         ) from None
     if size > LONGEST_WORD:
         raise AppDefError(

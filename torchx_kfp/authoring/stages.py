@@ -1,7 +1,4 @@
-"""The public functions: ``Stages`` makes tasks and components from AppDefs, and so do functions without it.
-
-``artifact_from_uri`` makes artifacts.
-"""
+"""The public functions: make tasks and components from AppDefs, with the options of ``Stages``."""
 
 from __future__ import annotations
 
@@ -34,9 +31,9 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.errors import AppDefError
 
-#: The options of a task that publishes results.
+#: The options of a stage that publishes results.
 _OF_PUBLISHER = ("cache", "inline", "secrets", "tracker_base")
-#: The descriptions of parameters, for those who fill them in in KFP's UI.
+#: The descriptions of parameters in KFP's UI.
 _PARAMETERS = {
     TRACKER_BASE: "Where the stage records its results, such as s3://bucket/results.",
     WORKSPACE_PARAMETER: "The URL of the code's archive, as torchx-kfp stores it.",
@@ -48,13 +45,13 @@ _Result = TypeVar("_Result")
 def _takes(
     kind: Callable[_Options, object],
 ) -> Callable[[Callable[..., _Result]], Callable[Concatenate[Any, specs.AppDef, _Options], _Result]]:
-    """List the options of this class in the signature of a method that takes an app and these options."""
+    """Show the options of this class in the signature of a method with an app and options."""
     return with_keywords(inspect.signature(kind).parameters.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stages(SharedOptions):
-    """The options that the stages of a pipeline share: any of ``StageOptions``, and of the stages of functions.
+    """Options that stages share, and methods that make stages with them.
 
     In a pipeline function::
 
@@ -62,9 +59,9 @@ class Stages(SharedOptions):
         prepared = stages.task(prepare)
         stages.task(train, reads=prepared, results={"accuracy": float})
 
-    ``image``, ``env`` and ``resource`` are those of stages that call functions: ``Stages(image=IMAGE).python(fit)``.
+    ``image``, ``env`` and ``resource`` apply to stages that call functions: ``Stages(image=IMAGE).python(fit)``.
 
-    Options that do not depend on a pipeline can be shared by a whole module, and completed in its pipelines::
+    A module can share options that do not depend on a pipeline, and its pipelines add others::
 
         STAGES = Stages(secrets={"s3": {"id": "AWS_ACCESS_KEY_ID", "key": "AWS_SECRET_ACCESS_KEY"}})
         convert = STAGES.component(app, tracked=True)
@@ -73,8 +70,7 @@ class Stages(SharedOptions):
         def pipeline(tracker_base: str):
             stages = STAGES.with_options(tracker_base=tracker_base)
 
-    An option that is passed to a method replaces the shared one. ``Stages`` are immutable; ``with_options`` returns new
-    ones.
+    An option of a method replaces the shared one. ``Stages`` are immutable; ``with_options`` returns new ones.
     """
 
     @with_keywords(inspect.signature(SharedOptions).parameters.values())
@@ -86,11 +82,11 @@ class Stages(SharedOptions):
         return super().__new__(cls)
 
     def with_options(self, **options: Any) -> Stages:
-        """Return ``Stages`` that also share these options. An option replaces the one with the same name."""
+        """Return ``Stages`` with these options added or replaced."""
         return replace(self, **options)
 
     def _with(self, method: str, options: Mapping[str, Any]) -> Stages:
-        """Return ``Stages`` with the options of a call that makes a stage from an AppDef."""
+        """Return ``Stages`` with the options of a method that makes a stage from an AppDef."""
         for name in options:
             if name in OF_FUNCTIONS:
                 raise TypeError(f"{method}() got an unexpected keyword argument {name!r}: set it in the AppDef's role.")
@@ -98,22 +94,21 @@ class Stages(SharedOptions):
 
     @_takes(StageOptions)
     def task(self, app: specs.AppDef, **options: Any) -> dsl.PipelineTask:
-        """Make a task from the AppDef, in the pipeline that is being defined.
+        """Make a task from an AppDef, in the pipeline that is being defined.
 
-        The entrypoint, the args and the values of env may be channels, or text with channels inside; the image may be
-        a channel.
+        The entrypoint, args and values of env may be channels or text with channels inside. The image may be a channel.
 
         Args:
-            app: an AppDef. With several roles or replicas, it needs an engine.
+            app: an AppDef. Several roles or replicas need an engine.
             options: those of ``StageOptions``.
 
         Returns:
-            The task. A tracked one has the output ``run_id`` and one output for each declared result and artifact. In
-            their names, each run of characters other than ASCII letters, digits and ``_`` becomes one ``_``: the result
+            The task. If it is tracked, it has the output ``run_id`` and an output for each declared result and
+            artifact. In output names, characters other than ASCII letters, digits and ``_`` become ``_``: the result
             ``l2norm/mean`` is the output ``l2norm_mean``.
 
         Raises:
-            AppDefError: the app or an option cannot become a stage without losing something.
+            AppDefError: the app or an option cannot be translated without loss.
         """
         stage = self._with("task", options)
         _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
@@ -128,25 +123,25 @@ class Stages(SharedOptions):
         /,
         **options_and_arguments: Any,
     ) -> dsl.PipelineTask:
-        """Make a task that calls a function of a module, and records what it returns.
+        """Make a task that calls a function of a module, and records its return value.
 
         In a pipeline function, with ``train.py`` beside its file::
 
             trained = stages.python(train.fit, image=IMAGE, rate=rate)
             stages.python(train.judge, image=IMAGE, reads=trained)
 
-        The application is ``python -m torchx_kfp.tracking.call -m train fit rate=0.1``: it imports the module, from the
-        workspace or the image, which has torchx-kfp. Parameters are annotated with str, int, float, bool, list or dict.
-        One that is not passed gets the result with its name of a stage that this one reads, or, if it has the name of
-        such a stage and is annotated with dict or not at all, all that it returned, or else its default: see
-        ``torchx_kfp.tracking.call``. What the function returns is recorded: a mapping as results by name, anything else
-        as the result with the function's name. An annotation ``-> float``, or the fields of a ``TypedDict``, declare
-        these results as outputs.
+        The application is ``python -m torchx_kfp.tracking.call -m train fit rate=0.1``. It imports the module from the
+        workspace or the image, which needs torchx-kfp. Parameters are annotated with str, int, float, bool, list or
+        dict. A parameter that is not passed gets the result with its name from a parent, or its default. If it has the
+        name of a parent and is annotated with dict or not at all, it gets everything that the parent returned: see
+        ``torchx_kfp.tracking.call``. The return value is recorded: a mapping as results by name, any other value as one
+        result with the function's name. The annotation ``-> float``, or the fields of a ``TypedDict``, declare results
+        as outputs.
 
         Args:
             function: a function at the top level of a module.
             options_and_arguments: ``image``, with python and torchx-kfp, which may be a channel; ``env``, the variables
-                of its process, whose values may be channels; ``resource``, what its pod asks for; the options of
+                of its process, whose values may be channels; ``resource``, the resources of its pod; the options of
                 ``task``; and arguments of the function by name: constants, channels, or text with channels inside.
 
         Raises:
@@ -161,7 +156,7 @@ class Stages(SharedOptions):
         declared = returned_results(function)
         if declared and own.get("tracker_base", self.tracker_base) is not None:
             own = {"results": declared, **own}
-        # The image has torchx-kfp, so the command need not carry a program of it.
+        # The image has torchx-kfp, so the command does not need to carry its programs.
         return self.task(app, **{"inline": False, **own})
 
     def publish(
@@ -174,20 +169,20 @@ class Stages(SharedOptions):
         name: str | None = None,
         **shared: Any,
     ) -> dsl.PipelineTask:
-        """Make a task that publishes the records of another stage, for stages whose image does not have Python.
+        """Make a task that publishes the records of another stage, whose image does not have Python.
 
         Args:
             task: a tracked task, or a channel or string that is a run id.
-            results: see ``StageOptions``, also for ``artifacts``.
+            results: see ``StageOptions``.
             image: an image with python3 (3.8 or newer), fsspec and the storage's driver, such as s3fs.
-            artifacts: artifacts that become KFP artifacts.
+            artifacts: see ``StageOptions``.
             name: the stage's name. The default is ``publish-`` followed by the other stage's name.
-            shared: ``tracker_base`` of that stage, which is needed for a run id, but known for a task; ``secrets``,
-                ``cache`` and ``inline``. The other options of ``Stages`` are for applications.
+            shared: ``tracker_base`` of that stage, which a task already has but a run id needs; ``secrets``, ``cache``
+                and ``inline``. Other options of ``Stages`` do not apply.
 
         Returns:
-            The task, with an output for each declared result and artifact, the artifact ``metrics``, and the output
-            ``run_id``, which is the other stage's run id: a stage that reads this task reads that stage.
+            The task, with an output for each declared result and artifact, the artifact ``metrics``, and the other
+            stage's ``run_id``: a stage that reads this task reads that stage.
 
         Raises:
             AppDefError: the task is not tracked, the tracker base is not known, or a result or an artifact cannot be an
@@ -212,43 +207,43 @@ class Stages(SharedOptions):
         reads: Iterable[str] = (),
         **options: Any,
     ) -> StageComponent:
-        """Make a KFP component from the AppDef, to be called in pipelines.
+        """Make a KFP component from an AppDef, to be called in pipelines.
 
         Args:
             app: a static AppDef, without pipeline channels.
-            tracked: whether the stage records results. The component then has the input ``tracker_base`` and the output
-                ``run_id``.
-            reads: aliases of the stages that the component reads. Each is an input that takes another stage's
-                ``run_id``. Implies ``tracked``.
-            options: those of ``task``, except ``tracker_base``, with constant values. Those that give the stage outputs
-                imply ``tracked``.
+            tracked: whether the stage records results. If so, the component has the input ``tracker_base`` and the
+                output ``run_id``.
+            reads: aliases of the stages that the component reads. Each is an input for another stage's ``run_id``.
+                Implies ``tracked``.
+            options: those of ``task``, except ``tracker_base``, with constant values. Options that give the stage
+                outputs imply ``tracked``.
 
         Raises:
-            AppDefError: the app or an option cannot become a stage without losing something, or these stages share a
-                tracker base, which a component takes as an input.
+            AppDefError: the app or an option cannot be translated without loss, or a tracker base is shared, which a
+                component takes as an input.
         """
         return StageComponent(self._plan_component(app, tracked, reads, options))
 
     def component_from_function(
         self, fn: Callable[..., specs.AppDef], /, **options_and_constants: Any
     ) -> StageComponent:
-        """Make a KFP component from a TorchX component, which is a function that returns an AppDef.
+        """Make a KFP component from a TorchX component: a function that returns an AppDef.
 
         The function's parameters become inputs with the same names, types, defaults and descriptions (from the
-        docstring), except those that are given as constants. The function sees an input as text. It may put it into the
-        entrypoint, the args, the values of env and the image, also inside other text; when the component runs, the
-        value is filled in as KFP writes it (``true``, ``0.1``, JSON). If the function needs a parameter's value
-        (arithmetic, a comparison, a number of replicas), that parameter must be a constant. A parameter with the
-        default None stays None unless it is given. The function is called several times.
+        docstring), unless they are given as constants. The function gets an input as text. It may put the text into the
+        entrypoint, args, values of env and the image, also inside of other text. When the component runs, KFP fills in
+        the value (``true``, ``0.1``, JSON). If the function needs a parameter's value (for arithmetic, a comparison, a
+        number of replicas), that parameter must be a constant. A parameter with the default None stays None unless it
+        is given. The function is called several times.
 
         Args:
             fn: the function, such as ``torchx.components.utils.echo``.
             options_and_constants: options of ``component``, except ``name``, and values of parameters; for ``*args``, a
-                list under that name. A name that both have is the parameter's.
+                list with that name. If an option and a parameter have the same name, it is the parameter.
 
         Raises:
-            AppDefError: a parameter that must be a constant is not one or has a name that the stage needs, or the
-                AppDef or an option cannot become a stage.
+            AppDefError: a parameter must be a constant or has a name that the stage needs, or the AppDef or an option
+                cannot be translated without loss.
         """
         own = {"name", TRACKER_BASE, *inspect.signature(fn).parameters}
         known = [name for name in ("tracked", *(option.name for option in fields(StageOptions))) if name not in own]
@@ -269,9 +264,9 @@ class Stages(SharedOptions):
         parameters: Sequence[Reference] = (),
         description: str | None = None,
     ) -> StagePlan:
-        """Plan a component. Its caller passes the tracker base and the run ids of stages that it reads as inputs.
+        """Plan a component. Its caller passes the tracker base and the run ids of parents as inputs.
 
-        ``parameters`` are further inputs, which the AppDef may contain.
+        ``parameters`` are further inputs, to which the AppDef may refer.
         """
         stage = self._with("component", options)
         if stage.tracker_base is not None:
@@ -311,10 +306,10 @@ component_from_function = _STAGES.component_from_function
 
 
 def component_spec_from_app(app: specs.AppDef, **options: Any) -> str:
-    """Return the AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
+    """Return the text of a KFP v2 component file for an AppDef, for ``kfp.components.load_component_from_text``.
 
-    The file contains the whole AppDef. It is a pipeline with one task, because the file of a single component has no
-    place for resources and pod settings. Arguments and errors are those of ``Stages.component``.
+    The file contains the whole AppDef. It is a pipeline with one task, because the file of a single component cannot
+    hold resources and pod settings. Arguments and errors are those of ``Stages.component``.
     """
     if pipeline_context.Pipeline.get_default_pipeline():
         raise AppDefError(
@@ -329,14 +324,14 @@ def artifact_from_uri(
 ) -> Any:
     """Make a KFP artifact with this URI, for KFP's own components and for KFP's lineage.
 
-    If a stage registers an artifact by its URL, KFP's artifact has a different URI: that of a small file that names the
-    URL. An artifact that this function makes has the URI itself::
+    If a stage registers an artifact by its URL, KFP's artifact has the URI of a small file that names the URL. An
+    artifact of this function has the URI itself::
 
         evaluated = task_from_app(app, tracker_base=tracker_base, results={"model_uri": str})
         deploy(model=artifact_from_uri(evaluated.outputs["model_uri"], dsl.Model))
 
-    KFP downloads it before it starts a component that takes it, with the credentials of the ConfigMap ``kfp-launcher``.
-    If they do not grant access, the component fails.
+    Before a component that takes it starts, KFP downloads it with the credentials of the ConfigMap ``kfp-launcher``. If
+    they do not grant access, the component fails.
 
     Args:
         uri: the URI, such as ``s3://models/7``: a constant, or an output, a parameter or a loop item that is a string.
@@ -372,18 +367,18 @@ def single_stage_pipeline(
     annotations: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Any:
-    """Return a pipeline function whose one stage runs the app, and is named like it.
+    """Return a pipeline with one stage that runs the app and has its name.
 
     Args:
         app: the app.
         tracked: whether the pipeline has the parameter ``tracker_base``.
-        has_workspace: whether it has the parameter ``workspace``, which replaces workspaces of the app's roles, as
-            TorchX's ``--workspace`` does.
+        has_workspace: whether it has the parameter ``workspace``, which replaces the workspaces of the app's roles,
+            like TorchX's ``--workspace``.
         annotations: annotations of the stage's pod.
-        options: of ``task_from_app``; those that need a tracker base are only allowed for a tracked stage.
+        options: those of ``task_from_app``. Options that need a tracker base need a tracked stage.
 
     Raises:
-        AppDefError: the app cannot become a stage without losing something.
+        AppDefError: the app cannot be translated without loss.
     """
     if has_workspace:
         app = copy.copy(app)
@@ -406,18 +401,18 @@ def single_stage_pipeline(
 
 
 def _check_in_pipeline(function: str, otherwise: str) -> None:
-    """Refuse to make a task where no pipeline is being defined, and none runs with ``kfp.local``."""
+    """Refuse to make a task outside of a pipeline, unless ``kfp.local`` runs it."""
     if not pipeline_context.Pipeline.get_default_pipeline() and not config.LocalExecutionConfig.instance:
         raise AppDefError(f"{function} must be called inside a function decorated with kfp.dsl.pipeline; {otherwise}.")
 
 
 def _check_inputs(names: Sequence[str], aliases: Collection[str], taken: Sequence[str]) -> None:
-    """Reject names of a component's inputs that KFP does not accept, or that stand for something else."""
+    """Reject names of a component's inputs that KFP does not accept or that are in use."""
     for name in names:
         if name in taken or names.count(name) > 1 or not is_input_name(name):
             what = "the alias" if name in aliases else "the parameter"
             raise AppDefError(
-                f"A component cannot have an input for {what} {name!r}: names of inputs are Python identifiers other "
-                f"than 'self', each once, and this stage has {listed(map(repr, taken)) or 'nothing'} itself. Rename "
-                "it, or give a parameter as a constant."
+                f"A component cannot have an input for {what} {name!r}: names of inputs are unique Python identifiers "
+                f"other than 'self', and this stage already has {listed(map(repr, taken)) or 'none'}. Rename it, or "
+                "give a parameter as a constant."
             )

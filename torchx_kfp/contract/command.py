@@ -6,28 +6,28 @@ A tracked stage's command is::
         sh -ec SCRIPT NAME [METRICS] RUN_ID_FILE VALUES [PARENT... ""] [MASK] \
         [env NAME=VALUE...] [PUBLISHER...] [WORKSPACE...] [RETRIES...] WORDS...
 
-``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
-whose value is known only at run time. The script makes the run id (METRICS is the path of an artifact), writes it to
-KFP's output, checks the run ids in each PARENT (``scripts.parent_words``), and ends with ``exec WORDS``, so that
-signals reach the application and the exit code is the application's. WORDS are the application's entrypoint and
-arguments. An ``env`` before them sets the role's variables, because KFP's cache key covers the command but not the
-container's environment. It also sets the variables of further trackers, which replace those of the script.
+``env`` comes first because older backends do not fill placeholders into the first word of a command. The script makes
+the run id (METRICS is the path of an artifact), writes it to KFP's output, checks the run ids in each PARENT
+(``scripts.parent_words``), and ends with ``exec WORDS``: the application gets the signals, and its exit code is that of
+the stage. WORDS are the application's entrypoint and arguments. An ``env`` before them sets the role's variables,
+because KFP's cache key includes the command, but not the environment of the container. It also sets the variables of
+further trackers, which replace those of the script.
 
 A stage with outputs has a PUBLISHER (``carried.publisher``), which runs WORDS as its child, passes on signals and the
-exit code, and publishes what the application has recorded. WORKSPACE (``scripts.workspace_words``) unpacks code and
-starts the rest in it, and RETRIES (``scripts.retry_words``) start WORDS again if they fail. A distributed stage has
-neither of these two: its WORDS are those of the launcher (``launcher_words``) and of its replicas, and the command of
-each replica begins with WORKSPACE.
+exit code, and publishes the records of the application. WORKSPACE (``scripts.workspace_words``) unpacks code and starts
+the rest in it, and RETRIES (``scripts.retry_words``) starts WORDS again if they fail. A distributed stage has neither:
+its WORDS are those of the launcher (``launcher_words``) and of its replicas, and the command of each replica begins
+with WORKSPACE.
 
 VALUES is the input ``stage``: the stage's name, the alias of each PARENT, and the values of the words that MASK marks.
-Everything else is the same for all stages of the same shape. KFP's backend stores such a container once, with one
-component, and compares only the text of containers. So the text must differ if the components do: the script's NAME
-has a digest of the component's inputs, their defaults and its outputs. It also names the form of the command and the
-parts of the script. A later form has another number there: readers of this one take it for a foreign command.
+Everything else is the same for all stages of the same shape. KFP's backend stores such a container only once, together
+with one component, and compares only the text of containers. So the text must differ if the components do: the script's
+NAME contains a digest of the component's inputs, defaults and outputs. It also contains the version of the command's
+form and the parts of the script. Readers treat a command of another version as foreign.
 
-Scripts are constants; everything that comes from an AppDef is an argument. They run in dash, busybox and bash. The only
-processes that they start are ``mkdir``, if the output's folder is missing, and a copy of the shell for each word with
-escapes. They do not contain ``$(``, ``$$`` or ``{{``, which the kubelet and Argo rewrite.
+Scripts are constants; all text from an AppDef is an argument. They run in dash, busybox and bash. They only start
+``mkdir``, if the output's folder is missing, and a copy of the shell for each word with escapes. They do not contain
+``$(``, ``$$`` or ``{{``, which the kubelet and Argo rewrite.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ from torchx_kfp.contract.specification import LauncherSpec, ReplicaRole
 METRICS = "metrics"
 #: KFP's ExecutorInput.
 EXECUTOR_INPUT = "{{$}}"
-#: The beginning of the word that sets the tracker base.
+#: The prefix of the word that sets the tracker base.
 SETS_BASE = f"{protocol.TRACKER_BASE}="
-#: What the names of variables begin with that ``set_aside`` has renamed.
+#: The prefix of variables that ``set_aside`` has renamed.
 ASIDE = "TORCHX_KFP_NOT_"
 #: A program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
 _INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from {} import {name};{name}.main(*sys.argv[1:])"
@@ -83,8 +83,8 @@ _INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from {} import {name}
 class Outputs:
     """The results and artifacts that a stage publishes besides ``METRICS``, by KFP's names of the outputs.
 
-    A result has a type and the name under which the application records it; an artifact has its name and whether KFP's
-    UI shows its content. If the stage may fail, ``may_fail`` are the exit codes that fail it anyway.
+    A result is its type and the name under which the application records it. An artifact is that name, and whether
+    KFP's UI shows its content. If the stage may fail, ``may_fail`` has the exit codes that fail it anyway.
     """
 
     results: Mapping[str, tuple[str, str]]
@@ -92,7 +92,7 @@ class Outputs:
     may_fail: tuple[int, ...] | None = None
 
     def words(self, program: str) -> tuple[str, ...]:
-        """Return the words that run the program with this text around the application, whose words follow."""
+        """Return the words that run this program; the words of the application follow."""
         spec: dict[str, Any] = {"results": self.results}
         if self.artifacts:
             spec["artifacts"] = {output: [name, int(shown)] for output, (name, shown) in self.artifacts.items()}
@@ -114,18 +114,18 @@ def encode(
     values: str = "",
     parents: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the command of a stage: a script, if something must be done before, and the words.
+    """Return the command of a stage: a script, if needed, and the words.
 
     Args:
         digest: that of the component.
-        words: ``env`` and variables, programs that start the application, and its command line, as text for KFP.
-        mask: MASK, which has a letter for each word; empty if no word has to be decoded.
+        words: ``env`` and variables, the programs that start the application, and its command line, as text for KFP.
+        mask: MASK, with a letter for each word; empty if no word has to be decoded.
         needs_python: the message for an image without python3; empty if the stage does not need it.
         tracker_base: the tracker base, with placeholders; empty if the stage is not tracked.
-        run_id: the run whose records the stage publishes, if it is that of another stage.
-        has_outputs: whether a stage publishes its own records.
+        run_id: the execution of another stage whose records this stage publishes.
+        has_outputs: whether the stage publishes its own records.
         values: the placeholder of the input with VALUES.
-        parents: the run ids that the stage reads, as JSON.
+        parents: the run ids of parents as JSON.
     """
     parts = ""
     before: list[str] = ["env", SETS_BASE + tracker_base] if tracker_base else []
@@ -150,7 +150,7 @@ def encode(
 
 
 def carried_program(name: str, *, inline: bool) -> str:
-    """Return a program of ``contract.carried``: its text, or one that needs torchx-kfp in the image."""
+    """Return a program of ``contract.carried``: its text, or one that imports it from the image."""
     texts = {"publisher": programs.PUBLISHER, "launcher": programs.LAUNCHER}
     return texts[name] if inline else installed_program("torchx_kfp.contract.carried", name)
 
@@ -167,19 +167,19 @@ def launcher_words(program: str, specification: LauncherSpec) -> tuple[str, ...]
 
 @dataclass(frozen=True)
 class DecodedCommand:
-    """What a command says of its stage; placeholders that are not filled in stay.
+    """The facts in the command of a stage. Placeholders that are not filled in remain.
 
     Attributes:
         is_own: whether the command has a script of this package.
-        stage: the name in the run id that the stage makes; empty if it makes none.
+        stage: the stage's name in its run id; empty if it is not tracked.
         words: the whole command, with values filled in; of the input ``stage``, only the stage's name is left.
-        reads: the run ids that the stage reads, by alias; none unless the input ``stage`` is filled in.
-        variables: the variables of the application that the command sets.
-        application: the application's command line. For a distributed stage, it starts the launcher.
-        workspace: where the code is with which the application starts; None if it has no workspace.
-        retries: how often the stage's own program starts the application again if it fails.
-        outputs: what the stage publishes.
-        specification: that of the launcher of a distributed stage.
+        reads: the run ids of parents by alias; empty unless the input ``stage`` is filled in.
+        variables: the variables that the command sets for the application.
+        application: the application's command line; that of the launcher of a distributed stage.
+        workspace: the URL or name of the workspace with which the application starts; None without a workspace.
+        retries: how often the command starts the application again if it fails.
+        outputs: the outputs that the stage publishes.
+        specification: the specification of the launcher of a distributed stage.
     """
 
     words: tuple[str, ...]
@@ -200,7 +200,7 @@ class DecodedCommand:
 
     @property
     def tracker_bases(self) -> tuple[str, ...]:
-        """All tracker bases that the command sets, also one that an application sets for a program that it starts."""
+        """All tracker bases in the command, including one that the application sets for another program."""
         return tuple(word.removeprefix(SETS_BASE) for word in self.words if word.startswith(SETS_BASE))
 
     @property
@@ -210,14 +210,14 @@ class DecodedCommand:
 
     @property
     def replica_roles(self) -> list[ReplicaRole]:
-        """The roles of a distributed stage; none if it is not distributed, or the specification is damaged."""
+        """The roles of a distributed stage; empty if the stage is not distributed or its specification is malformed."""
         with contextlib.suppress(LookupError, TypeError, AttributeError):
             return self.specification.replica_roles(self.application[5:]) if self.specification else []
         return []
 
 
 def decode(command: Sequence[str]) -> DecodedCommand:
-    """Read a command of any stage, with or without its placeholders filled in. A damaged one counts as foreign."""
+    """Decode the command of any stage, with or without placeholders. A malformed command counts as foreign."""
     if (found := find_script(command)) is not None:
         with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
             return _decode_own(list(command), *found)
@@ -225,9 +225,9 @@ def decode(command: Sequence[str]) -> DecodedCommand:
 
 
 def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
-    """Return a command whose application does not get these variables from it.
+    """Return a command that does not set these variables.
 
-    They are renamed: values follow the words' places.
+    They are renamed, because values depend on the positions of words.
     """
     facts, words = decode(command), list(command)
     start = len(words) - len(facts.application)
@@ -236,7 +236,7 @@ def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
         if equals and names.fullmatch(name):
             words[place] = f"{ASIDE}{word}"
     if facts.specification is not None:
-        # The roles' own variables, as pairs of a name and a text.
+        # The variables of roles, as pairs of a name and a text.
         of_role = re.compile(rf'\["({names.pattern})",', names.flags)
         words[start + 3] = of_role.sub(rf'["{ASIDE}\1",', words[start + 3])
     return words
@@ -263,7 +263,7 @@ def _decode_own(words: list[str], parts: str, at: int) -> DecodedCommand:
 
 
 def _application(words: Sequence[str], at: int) -> dict[str, Any]:
-    """Read the words from ``at`` on."""
+    """Decode the words from ``at`` on."""
     facts: dict[str, Any] = {}
     if words[at:] and os.path.basename(words[at]) == "env":
         facts["variables"] = _assignments(words[at + 1 :])
@@ -279,20 +279,20 @@ def _application(words: Sequence[str], at: int) -> dict[str, Any]:
         at += 4
     application = tuple(words[at:])
     if application[:2] == ("python3", "-c") and len(application) > 4 and application[3].startswith("{"):
-        # Another program's argument may look like it.
+        # The argument of another program may look similar.
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
             facts["specification"] = LauncherSpec.from_json(json.loads(application[3]))
     return {**facts, "application": application}
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:
-    """Return the variables at the beginning of the words after ``env``."""
+    """Return the variables at the beginning of these words, which follow ``env``."""
     found = itertools.takewhile(lambda parts: parts[1], (word.partition("=") for word in words))
     return {name: value for name, _, value in found}
 
 
 def _outputs(words: Sequence[str]) -> Outputs | None:
-    """Return what a publisher at the beginning of the words publishes; None if there is none."""
+    """Return the outputs of a publisher at the beginning of the words; None without a publisher."""
     if tuple(words[:2]) == ("python3", "-c"):
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
             spec = json.loads(words[3])
@@ -305,7 +305,7 @@ def _outputs(words: Sequence[str]) -> Outputs | None:
 
 
 def _fill(words: list[str], start: int, mask: str, values: list[str]) -> None:
-    """Fill values into the words from ``start`` on that the mask marks; without values, their text is unknown."""
+    """Fill values into the words from ``start`` on that the mask marks. Without values, their text is incomplete."""
     for place, kind in enumerate(mask, start):
         if kind == "v" and values:
             words[place] += values.pop(0)

@@ -3,10 +3,10 @@
 The input ``stage`` carries the stage's name and values.
 
 Between the compiled pipeline and the application's ``argv``, a word passes through KFP, Argo and the kubelet. KFP fills
-in ``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder. Argo substitutes
+in ``{{$...}}``, and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder. Argo substitutes
 ``{{...}}``, evaluates ``{{=...}}``, and quotes unprintable characters in a way that is not JSON. The kubelet turns
-``$$`` into ``$``, expands ``$(NAME)`` and mangles a character after ``$`` that is not ASCII. In words that contain any
-of this, such characters are replaced by octal escapes for ``printf %b``, a builtin of every ``sh``.
+``$$`` into ``$``, expands ``$(NAME)``, and mangles a non-ASCII character after ``$``. In words that contain any of
+this, octal escapes for ``printf %b``, a builtin of every ``sh``, replace the characters.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Iterable
 
 from torchx_kfp.contract import protocol
 
-#: The output with a tracked stage's run id.
+#: The name of the output with a tracked stage's run id.
 RUN_ID = "run_id"
-#: The name of the input for the run id of a stage that is read without an alias.
+#: The name of the input for a parent's run id without an alias.
 READS = "reads"
 #: The name of the input for the stage's name and values.
 STAGE = "stage"
 #: The name of the input through which KFP 2.15 and newer pass the task's settings to a distributed stage.
 TASK_CONFIG = "task_config"
-#: Begins the name of an input that KFP passes into a group of tasks with another one, the loop's item.
+#: The prefix of an input that KFP passes into a group of tasks only together with the loop's item.
 INNER = "inner_"
 #: The suffixes of inputs' names, by type in the IR.
 SUFFIXES = {
@@ -35,19 +35,19 @@ SUFFIXES = {
     "LIST": "_list",
     "STRUCT": "_dict",
 }
-#: Matches what follows a channel's name in the name of its input.
+#: Matches the end of an input's name, after the name of its channel.
 ADDED = rf"({'|'.join(SUFFIXES.values())})?(_\d+)?"
 #: The separator of the values of the input ``stage``.
 SEPARATOR = "|"
 
 
 def is_stage_input(name: str) -> bool:
-    """Return whether an input may be the one with the stage's name and values; the user's may be called so, too."""
+    """Check whether an input may be the one with the stage's name and values. A user's input may have the same name."""
     return re.fullmatch(rf"{STAGE}(_\d+)?", name) is not None
 
 
 def identifier(name: str) -> str:
-    """Return the name with one ``_`` for each run of other characters than ASCII letters, digits and ``_``."""
+    """Replace each run of characters other than ASCII letters, digits and ``_`` by one ``_``."""
     return re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
 
 
@@ -67,14 +67,14 @@ def artifact_placeholder(name: str) -> str:
 
 
 def stage_value(stage: str, aliases: Iterable[str], values: Iterable[str]) -> str:
-    """Return the input ``stage``: the stage's name, the aliases of those that it reads, and values."""
+    """Return the value of the input ``stage``: the stage's name, the aliases of its parents, and values."""
     encoded = (protocol.encode_alias(alias).replace(SEPARATOR, r"\u007c") for alias in aliases)
     return SEPARATOR.join([stage, *encoded, *values])
 
 
 # Escapes
 
-#: The characters after a ``$`` that make the kubelet change it.
+#: Matches the characters after which the kubelet changes a ``$`` before them.
 REWRITTEN_AFTER_DOLLAR = r"[$(\x80-\U0010ffff]"
 
 _REWRITTEN = re.compile(r"\$" + REWRITTEN_AFTER_DOLLAR + r'|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
@@ -86,7 +86,7 @@ _KEPT_UNPRINTABLE = "\t\n\r"
 
 
 def find_rewritten(text: str) -> str | None:
-    """Return the first piece of the text that an engine would change; None if there is none."""
+    """Return the first piece of the text that an engine would change; None without one."""
     found = _REWRITTEN.search(text)
     if found:
         return found.group()
@@ -96,25 +96,25 @@ def find_rewritten(text: str) -> str | None:
 
 
 def escape(text: str) -> str:
-    """Escape everything that engines would change, for ``printf %b``."""
+    """Escape all text that engines would change, for ``printf %b``."""
     text = _ESCAPED.sub(lambda found: _octal(found.group()), text)
     return "".join(character if _is_plain(character) else _octal(character) for character in text)
 
 
 def unescape(text: str) -> str:
-    """Return the text that was escaped."""
+    """Reverse ``escape``."""
     return _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), text.encode()).decode(errors="replace")
 
 
 def plain_json(value: object) -> str:
-    """Return JSON without spaces, and without text in its strings that an engine would rewrite."""
+    """Return JSON without spaces, and without text in strings that an engine would rewrite."""
     text = json.dumps(value, separators=(",", ":"))
     # Outside strings, an opening brace is always followed by a quote or a closing brace.
     return text.replace("$", "\\u0024").replace("{{", "\\u007b\\u007b").replace("\x7f", "\\u007f")
 
 
 def large_character(text: str) -> str:
-    """Return the first character above U+FFFF in the form for a message; empty if there is none."""
+    """Return the first character above U+FFFF for a message; empty without one."""
     found = _LARGE.search(text)
     return f"{found.group()!r} (U+{ord(found.group()):X})" if found else ""
 

@@ -1,13 +1,13 @@
-"""The stage protocol, version 1: how a stage learns which run it is and whose results it may read.
+"""The stage protocol, version 1: the variables that give a stage its run id and the run ids of its parents.
 
-The protocol is a handful of environment variables. This module has their names, and the only encoder and decoder of
-their values. Applications decode them. In a stage, a shell script sets them, because some values are known only at run
-time; ``encode`` returns the environment that the script must produce, and that you need to start an application by
-hand. The module uses only the standard library.
+This module has the names of these environment variables, and the only encoder and decoder of their values. Applications
+decode them. In a stage, a shell script sets them, because some values are known only at run time. ``encode`` returns
+the environment that the script must produce, and with which an application can be started by hand. The module uses only
+the standard library.
 
-A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the stage's results below the tracker base.
-An execution is ``<pod>_<incarnation>_<attempt>`` (see ``Execution``): the pod's name, in which there is no ``_``; what
-tells pods of that name apart; and the number of the attempt in the pod, if the application was started again there.
+A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the results below the tracker base. The last
+part is ``<pod>_<incarnation>_<attempt>`` (see ``Execution``): the pod's name, which does not contain ``_``; a suffix
+that distinguishes pods of that name; and the number of the attempt, if the application was started again in the pod.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TRACKER_BASE = "TORCHX_TRACKER_BASE"
 TRACKER_BASE_PARAMETER = "tracker_base"
 #: The run id of this stage. The name is TorchX's: ``torchx.settings.ENV_TORCHX_JOB_ID``.
 JOB_ID = "TORCHX_JOB_ID"
-#: The run id of the first stage that this one reads. The name is TorchX's.
+#: The run id of the first parent. The name is TorchX's.
 PARENT_RUN_ID = "TORCHX_PARENT_RUN_ID"
-#: A JSON object with the run id of each stage that is read, or the list of run ids of a fan-in, by alias.
+#: A JSON object with the run id of each parent, or the list of run ids of a fan-in, by alias.
 PARENT_RUN_IDS = "TORCHX_PARENT_RUN_IDS"
 #: The names of the tracker backends that ``torchx.tracker`` loads, separated by commas. The name is TorchX's.
 TRACKERS = "TORCHX_TRACKERS"
@@ -40,19 +40,19 @@ TRACKER_NAME = "torchx_kfp"
 TRACKER_CONFIG = "TORCHX_TRACKER_TORCHX_KFP_CONFIG"
 
 #: The variables that the protocol sets in a stage, besides the configuration of further trackers. An AppDef that sets
-#: one of them itself cannot be tracked.
+#: one of them cannot be tracked.
 VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRACKER_CONFIG)
 
-#: The pipeline's run id, set by the engine. The stage builds its own run id from it; applications do not read it.
+#: The id of the pipeline run, set by the engine. The stage makes its run id from it; applications do not read it.
 PIPELINE_RUN = "KFP_RUN_ID"
-#: The field of a pod that has it on KFP's backend.
+#: The field of the pod that has it on KFP.
 RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
-#: Set on every pod by KFP's backend. The last part of the run id is the pod's name and the beginning of its UID: when
-#: KFP retries a run, Argo gives the new pod the name of the one that failed.
+#: Set on every pod by KFP. The last part of the run id is the pod's name and the beginning of its UID: if KFP retries a
+#: run, Argo gives the new pod the name of the failed one.
 POD_NAME = "KFP_POD_NAME"
 POD_UID = "KFP_POD_UID"
-#: Set in the launcher of a distributed stage: the annotation with the Argo node of its pod, which names the stage in
-#: all its attempts, and the service account with which the stage runs.
+#: Set in the launcher of a distributed stage: the Argo node of its pod, which is the same in all attempts of the stage,
+#: and the service account of the stage.
 ARGO_NODE = "KFP_ARGO_NODE"
 ARGO_NODE_ANNOTATION = "metadata.annotations['workflows.argoproj.io/node-name']"
 SERVICE_ACCOUNT = "KFP_SERVICE_ACCOUNT"
@@ -60,45 +60,45 @@ OF_LAUNCHERS = (ARGO_NODE, SERVICE_ACCOUNT)
 #: The parameter of pipelines that carries the URL of a workspace, and the form of such a URL below the tracker base.
 WORKSPACE_PARAMETER = "workspace"
 _WORKSPACE = re.compile(r"/\.torchx_kfp/workspaces/([0-9a-f]{64})\.tar(?![\w.-])")
-#: The folder of an execution on this machine. A stage unpacks its workspace there, and writes the local paths that it
-#: registers as artifacts into the file ``REGISTERED``, each as a line of JSON.
+#: The folder of a local execution. A stage unpacks its workspace there, and writes the local paths that it registers as
+#: artifacts into the file ``REGISTERED``, each as a line of JSON.
 WORKSPACES = "TORCHX_KFP_WORKSPACES"
 REGISTERED = "registered.jsonl"
-#: The variable with the URL of a stage's workspace, if the stage's command only has the name of its code: any file of
-#: the workspace changes the URL, and KFP's key of a stage in its cache has the command and its inputs, not variables.
+#: The variable with the URL of a stage's workspace, if the command only has the name of its code. Any file of the
+#: workspace changes the URL, and KFP's cache key includes the command and its inputs, but not variables.
 CODE_URL = "TORCHX_KFP_CODE_URL"
-#: The variable with the option ``inputs`` of a stage, separated by colons: what it reads of a workspace.
+#: The variable with the option ``inputs`` of a stage, separated by colons.
 STAGE_INPUTS = "TORCHX_KFP_INPUTS"
 _CODE = re.compile("code:[0-9a-f]{32}")
 #: The result in which a stage that may fail records the exit code of its application.
 EXIT_CODE = "exit_code"
-#: Variables of a replica of a distributed stage: its index in its role, and the number of the role's replicas.
+#: The variables of a replica of a distributed stage: its index in its role, and the number of the role's replicas.
 REPLICA_ID = "TORCHX_REPLICA_ID"
 NUM_REPLICAS = "TORCHX_NUM_REPLICAS"
 #: The host of replica 0 of the first role. The name is that of TorchX's Kubernetes scheduler.
 RANK0_HOST = "TORCHX_RANK0_HOST"
-#: On this machine, the GPUs of each replica as a JSON object, by the role's name and the index: ``trainer/0``.
+#: In a local run, the GPUs of each replica as a JSON object, by the role's name and the index: ``trainer/0``.
 REPLICA_GPUS = "TORCHX_KFP_REPLICA_GPUS"
 OF_REPLICAS = (REPLICA_ID, NUM_REPLICAS, RANK0_HOST, REPLICA_GPUS)
-#: The image of a stage that runs in a container, for the record of its start. The local runner sets it.
+#: The image of a stage in a container, for the record of its start. The local runner sets it.
 IMAGE = "TORCHX_KFP_IMAGE"
-#: Marks all processes of a run on this machine, where a launcher starts its replicas as processes.
+#: Marks all processes of a local run, in which a launcher starts its replicas as processes.
 LOCAL_RUN = "TORCHX_KFP_LOCAL_RUN"
 #: Marks the processes of a stage that has GPUs, and of runs inside of it.
 LOCAL_GPUS = "TORCHX_KFP_LOCAL_GPUS"
 
 RunIds = str | tuple[str, ...]
 
-#: A run id of a run on KFP or on this machine (``pipeline.walk``). Keys of other forms may end in anything.
+#: Matches a run id of KFP or a local run (``pipeline.walk``). Other keys may have any form.
 _RUN_ID = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6})/[^/]+/[^/]+")
 
 
 class Execution(NamedTuple):
     """The last part of a run id.
 
-    ``pod`` is the pod's name. ``incarnation`` tells pods of that name apart: on KFP, the first eight digits of the UID;
-    on this machine, the number of the runner's attempt, from 1; empty if it is not known. ``attempt`` is the number of
-    the attempt in the pod, from 1.
+    ``pod`` is the pod's name. ``incarnation`` distinguishes pods of that name: on KFP, it is the first eight digits of
+    the UID; in a local run, the number of the runner's attempt, from 1; empty if it is not known. ``attempt`` is the
+    number of the attempt in the pod, from 1.
     """
 
     pod: str
@@ -107,24 +107,24 @@ class Execution(NamedTuple):
 
     @classmethod
     def parse(cls, run_id: str) -> Execution:
-        """Return the execution in a run id, or in the last part of one."""
+        """Parse a run id, or its last part."""
         pod, _, rest = run_id.rpartition("/")[2].partition("_")
         incarnation, _, attempt = rest.partition("_")
         return cls(pod, incarnation, int(attempt) if re.fullmatch("[1-9][0-9]{0,6}", attempt) else 1)
 
 
 def superseded(recorded: Mapping[str, float]) -> set[str]:
-    """Return the run ids of attempts that others have followed: of those at one place, the last to record counts.
+    """Return the run ids of superseded attempts: of those with the same pod name, the last one to record counts.
 
-    The place is the pod's name. Keys that are not run ids of KFP or of this machine are never superseded.
+    Keys that are not run ids of KFP or of a local run are never superseded.
 
     Args:
-        recorded: when each run recorded anything last, its start, results or others.
+        recorded: the time of the last record of each run.
     """
     places: dict[str, list[str]] = {}
     for run_id in filter(_RUN_ID.fullmatch, recorded):
         places.setdefault(f"{run_id.rpartition('/')[0]}/{Execution.parse(run_id).pod}", []).append(run_id)
-    # The times of S3 are whole seconds: of two that are equal, the longer name, or the larger number, is later.
+    # S3 has whole seconds: of equal times, the longer name, or the larger number, is later.
     last = {max(found, key=lambda each: (recorded[each], len(each), each)) for found in places.values()}
     return {run_id for found in places.values() for run_id in found} - last
 
@@ -133,8 +133,8 @@ def superseded(recorded: Mapping[str, float]) -> set[str]:
 class StageContext:
     """The information that the protocol gives a stage.
 
-    ``parents`` maps the alias of each stage that this one reads to its run id, or to the run ids of a fan-in in loop
-    order. ``trackers`` maps the name of each further tracker to its configuration, or to None. Both keep their order.
+    ``parents`` maps the alias of each parent to its run id, or to the run ids of a fan-in in loop order. ``trackers``
+    maps the name of each further tracker to its configuration or None. Both keep their order.
     """
 
     tracker_base: str
@@ -144,7 +144,7 @@ class StageContext:
 
 
 def tracker_config_variable(name: str) -> str:
-    """Return the name of the variable from which TorchX reads a tracker's configuration."""
+    """Return the name of TorchX's variable for a tracker's configuration."""
     return f"TORCHX_TRACKER_{name.upper()}_CONFIG"
 
 
@@ -154,7 +154,7 @@ def encode_tracker_names(further: Iterable[str]) -> str:
 
 
 def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the further trackers in the environment, in order, each with its configuration or None."""
+    """Return the further trackers in order, each with its configuration or None."""
     names = environ.get(TRACKERS, "").split(",")
     return {
         name: environ.get(tracker_config_variable(name)) or None for name in names if name not in ("", TRACKER_NAME)
@@ -170,8 +170,8 @@ def encode_parents(parents: Mapping[str, RunIds | Sequence[str]]) -> str:
 def encode_alias(alias: str) -> str:
     """Return the alias as the name of a JSON member, without the surrounding quotes.
 
-    The name is ASCII and contains no ``$``, ``{`` or quotes, so engines that rewrite templates leave it alone, and a
-    shell can find the first run id.
+    The name is ASCII, without ``$``, ``{`` and quotes, so engines that rewrite templates do not change it, and a shell
+    can find the first run id.
     """
     name = json.dumps(alias)[1:-1]
     for character in '\\"', "$", "{", "\x7f":
@@ -208,7 +208,7 @@ def decode_parents(text: str) -> dict[str, RunIds]:
 
 
 def _without_duplicates(members: list[tuple[str, object]]) -> dict[str, object]:
-    """Return the members as a dict. Duplicates are rejected: JSON readers differ in which one they keep."""
+    """Return the members as a dict. Duplicates are rejected, because JSON parsers differ in which one they keep."""
     found = dict(members)
     if len(found) < len(members):
         raise ValueError(f"two members have the same name: {', '.join(repr(name) for name, _ in members)}")
@@ -216,7 +216,7 @@ def _without_duplicates(members: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def first_run_id(parents: Mapping[str, RunIds]) -> str | None:
-    """Return ``TORCHX_PARENT_RUN_ID``: the first run id of the first parent, or None if there is none."""
+    """Return ``TORCHX_PARENT_RUN_ID``: the first run id of the first parent; None without one."""
     for ids in parents.values():
         if isinstance(ids, str):
             return ids
@@ -260,18 +260,18 @@ def decode(environ: Mapping[str, str]) -> StageContext:
     if environ.get(PARENT_RUN_IDS):
         parents = decode_parents(environ[PARENT_RUN_IDS])
     elif environ.get(PARENT_RUN_ID):
-        # TorchX's own runner sets this one: it knows a single parent, without an alias.
+        # TorchX's own runner sets this one for a single parent, without an alias.
         parents = {"parent": environ[PARENT_RUN_ID]}
     return StageContext(environ[TRACKER_BASE], environ[JOB_ID], parents, decode_trackers(environ))
 
 
 def workspace_key(digest: str) -> str:
-    """Return the place of a workspace below the tracker base; ``digest`` is its SHA-256 in hexadecimal digits."""
+    """Return the key of a workspace below the tracker base; ``digest`` is its SHA-256 in hexadecimal digits."""
     return f".torchx_kfp/workspaces/{digest}.tar"
 
 
 def workspace_digest(url: str) -> str | None:
-    """Return the digest of the workspace with this URL; None if it is not that of a workspace."""
+    """Return the digest in a workspace's URL; None for any other URL."""
     found = re.search(rf"{_WORKSPACE.pattern}\Z", url)
     return found[1] if found else None
 
@@ -282,15 +282,15 @@ def named_workspaces(*texts: str) -> list[str]:
 
 
 def code_name(digest: str) -> str:
-    """Return the name of the code of a stage; ``digest`` is the SHA-256 of the files that it can use."""
+    """Return the name of a stage's code; ``digest`` is the SHA-256 of the files that it can use."""
     return f"code:{digest[:32]}"
 
 
 def is_code_name(word: object) -> bool:
-    """Return whether a word of a command is the name of the code with which it starts: see ``CODE_URL``."""
+    """Check whether a word of a command is the name of its code: see ``CODE_URL``."""
     return isinstance(word, str) and _CODE.fullmatch(word) is not None
 
 
 def is_workspace(word: str) -> bool:
-    """Return whether a word of a command says which workspace is unpacked: by its URL, or by the name of the code."""
+    """Check whether a word of a command is the URL of its workspace, or the name of its code."""
     return is_code_name(word) or workspace_digest(word) is not None

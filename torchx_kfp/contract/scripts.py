@@ -1,4 +1,4 @@
-"""The shell programs of a stage's command, and the words with which they begin: see ``command``."""
+"""The shell programs of a stage's command, and their words: see ``command``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 
-#: The name of a script: the version of the command's form, the letters of the script's parts, and a digest.
+#: Matches the name of a script: the version of the command's form, the letters of the script's parts, and a digest.
 _NAME = re.compile(r"torchx-kfp-1-([a-z]*)-[0-9a-f]{8}")
 
-# Scripts have few quotes and few characters that Go escapes: the state of a run has them as JSON in JSON.
+# Scripts have few quotes and characters that Go escapes, because the state of a run has them as JSON in JSON.
 
-#: Finds the pipeline run of a stage with artifacts. KFP keeps them in ``<pipeline>/<run>/<task>/<UUID>/<name>``, and a
-#: variable that names a field of the pod would take 240 bytes of the pipeline for each stage.
+#: Finds the pipeline run of a stage with artifacts in their paths, ``<pipeline>/<run>/<task>/<UUID>/<name>``. A
+#: variable for a field of the pod would take 240 bytes of the pipeline for each stage.
 _RUN = (
     "_r=${1%/*/*/*}; _r=${_r##*/}; shift; "
     f"case $_r in ????????-????-????-????-????????????) : ${{{protocol.PIPELINE_RUN}:=$_r}};; esac; "
@@ -34,31 +34,31 @@ _RUN_ID = (
     f"{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}=${protocol.TRACKER_BASE}; set +a; "
     f"{_WRITE}_v=$1; shift; "
 )
-#: Makes the JSON object of parents: the next values are the aliases, the words are ``parent_words``. A run id may be
-#: any text: with a quote, or a list that ends early, it could add an alias that the pipeline does not declare.
+#: Makes the JSON object of parents from the next values, the aliases, and ``parent_words``. A run id can be any text:
+#: with a quote, or a list that ends early, it could add an alias that the pipeline does not declare.
 _PARENTS = (
     "_q='\"' _j= _s={; while [ \"$1\" ]; do case $1 in *'\\'*|\\ $_q*$_q*$_q|\\ [[]*]?*) ;; "
     "\\ $_q*$_q|\\ [[]*]) _v=${_v#*|}; _j=$_j$_s$_q${_v%%|*}$_q:$1; _s=,\\ ; shift; continue;; esac; "
     'echo torchx-kfp: not a run id:"$1" >&2; exit 2; done; shift; '
-    # The first run id follows the first alias, by itself or as the first item of a list.
+    # The first run id follows the first alias, alone or as the first item of a list.
     f"_p=${{_j#*$_q: }}; _p=${{_p#[}}; _i=${{_p#?}}; set -a; {protocol.PARENT_RUN_IDS}=$_j}}; "
     f"case $_p in $_q*) {protocol.PARENT_RUN_ID}=${{_i%%$_q*}};; esac; set +a; "
 )
-#: Appends the next value to each word that the mask marks with ``v``, and decodes those that it marks with ``b``. The
-#: ``x`` protects newlines at the end of a word.
+#: Appends the next value to each word with ``v`` in the mask, and decodes each word with ``b``. The ``x`` protects
+#: newlines at the end of a word.
 _DECODE = (
     "_m=$1; shift; for _w do shift; "
     'case $_m in v*) _v=${_v#*|}; _w=$_w${_v%%|*};; b*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
-#: Adds a message to the shell's if the image has no Python.
+#: Adds a message to that of the shell if the image does not have Python.
 _PYTHON = "hash python3 || {{ echo 'torchx-kfp: {}' >&2; exit 125; }}; "
 OF_PUBLISHER = "results need python3 and fsspec in the image, or publish_results"
 OF_MAY_FAIL = "may_fail needs python3 and fsspec in the image"
 OF_LAUNCHER = "a distributed stage needs python3 in the image, or a launcher_image"
 
-#: The parts of a script, in their order: it finds the pipeline run, makes a run id or writes that of another stage,
-#: reads stages, and has a mask for words.
+#: The parts of a script in their order: find the pipeline run, make a run id or write that of another stage, check
+#: parents, and decode words.
 FINDS_RUN, MAKES_RUN_ID, COPIES_RUN_ID, HAS_PARENTS, HAS_MASK = "frcpm"
 _PARTS = {
     FINDS_RUN: _RUN,
@@ -69,12 +69,12 @@ _PARTS = {
 }
 
 #: The program that starts an application again. It runs in dash, busybox and bash. A shell handles signals only while
-#: it waits for a child in the background. Without job control, it starts such a child with SIGINT ignored, so the child
-#: gets SIGTERM for each signal that ends a stage. ``wait`` returns early on a signal, with 143; if the child ends at
-#: once, only another ``wait`` has its exit code (127: the first one had it; -1: bash 5.2 has lost it). A signal that
-#: comes while the child is being started is passed on once more, because the child may still be the shell, which loses
-#: it. ``_n`` has a character for each attempt, because the kubelet rewrites what shells use for arithmetic. A stage
-#: that was asked to end is not started again. Signals that only tell something (``_u``) are passed on as they are.
+#: it waits for a background child. Without job control, it starts such a child with SIGINT ignored, so the child gets
+#: SIGTERM for each signal that ends a stage. ``wait`` returns early on a signal, with 143. If the child has just ended,
+#: only another ``wait`` has its exit code (127: the first one had it; -1: bash 5.2 lost it). A signal during the start
+#: of the child is sent again, because the child may still be the shell, which loses it. ``_n`` has a character for each
+#: attempt, because the kubelet rewrites shell arithmetic. A stage that was asked to end is not started again. User
+#: signals (``_u``) are passed on unchanged.
 _RETRIES = (
     "_k= _n=x%s; trap '_k=1;kill $!' 1 2 15; trap '_u=1;kill -USR1 $!' USR1; trap '_u=1;kill -USR2 $!' USR2; "
     'while "$@"& [ ! $_k ]||kill $!; while _u=;wait $!;_c=$?;[ $_k$_u ]&&kill -0 $!;do :;done 2>&-; '
@@ -102,32 +102,31 @@ def script_words(parts: Collection[str], digest: str, needs_python: str = "") ->
 
 
 def find_script(words: Sequence[str]) -> tuple[str, int] | None:
-    """Return the letters of a command's script, and the place of its first argument; None if it has no script."""
+    """Return the letters of a command's script, and the position of its first argument; None without a script."""
     at = words.index("-ec") + 3 if "-ec" in words else 0
     found = _NAME.fullmatch(words[at - 1]) if 0 < at <= len(words) else None
     return (found[1], at) if found else None
 
 
 def parent_words(parents: Iterable[str]) -> list[str]:
-    """Return the words with the run ids of parents, as JSON: each after a blank, so that only the last is empty."""
+    """Return the words with the run ids of parents as JSON, each after a blank, so that only the last word is empty."""
     return [*map(" {}".format, parents), ""]
 
 
 def parents_in(aliases: Sequence[str], words: Sequence[str]) -> Mapping[str, protocol.RunIds]:
-    """Return the run ids in such words, without the last, as the script reads them; {} if they are not known yet."""
+    """Return the run ids in such words, without the last one, as the script reads them; {} if they are placeholders."""
     members = (f'"{alias}":{text}' for alias, text in zip(aliases, words, strict=False))
     with contextlib.suppress(TrackerError):
         return protocol.decode_parents(f"{{{','.join(members)}}}")
     return {}
 
 
-#: The file at the beginning of a workspace's archive, and where its content is there: ``contract.carried.workspace``.
+#: The first file of a workspace's archive (``contract.carried.workspace``), and the bounds of its content there.
 UNPACKER, _UNPACKER_FROM, _UNPACKER_TO = ".torchx_kfp/unpack.py", 512, 8704
-#: Fetches the archive whose URL is ``$0``, or ``CODE_URL`` if ``$0`` is the name of the stage's code; checks its
-#: digest, and only then runs the unpacker that is in the archive, with the archive as ``f`` and the words after ``$0``.
-#: It waits for S3 as long as ``storage.open_storage`` does. Without a URL, the image needs nothing. The working
-#: directory may have modules with the names of Python's, and an archive of an earlier form begins with a file of the
-#: workspace.
+#: Fetches the archive from the URL ``$0``, or ``CODE_URL`` if ``$0`` is the name of the stage's code. It checks the
+#: digest, and then runs the unpacker in the archive, with the archive as ``f`` and the words after ``$0``. It retries
+#: S3 as long as ``storage.open_storage``. Without a URL, the image needs nothing. The working directory is removed from
+#: the path, because it may have modules with names of the standard library.
 _WORKSPACE = f"""[ -z "$0" ]||{{ hash python3||{{ echo torchx-kfp: a workspace needs python3 and fsspec >&2
 exit 125;}};exec python3 -c "import os,sys
 sys.path=[*filter(None,sys.path)]
@@ -151,30 +150,30 @@ def unpacker_file() -> bytes:
 
 
 def workspace_words(url: str) -> tuple[str, ...]:
-    """Return the words before an application that starts in a workspace, or where it is if the URL is empty.
+    """Return the words before an application that starts in a workspace.
 
     Args:
-        url: where the workspace is, or a placeholder.
+        url: the URL of the workspace, or a placeholder. If it is empty, the application starts where it is.
     """
     return ("sh", "-c", _WORKSPACE, url)
 
 
 def workspace_in(words: Sequence[str]) -> str | None:
-    """Return the URL at the beginning of these words, which may be empty; None if there are no such words."""
+    """Return the URL of a workspace at the beginning of these words, which may be empty; None without a workspace."""
     return words[3] if len(words) > 3 and words[2] == _WORKSPACE else None
 
 
 def workspaces_in(words: Sequence[str]) -> list[str]:
-    """Return what is anywhere in a command in place of the URLs of workspaces, also for the replicas of a launcher."""
+    """Return the URLs or names of all workspaces in a command, also for the replicas of a launcher."""
     return [url for script, url in itertools.pairwise(words) if script == _WORKSPACE]
 
 
 def retry_words(retries: int, run_id_file: str | None) -> tuple[str, ...]:
     """Return the words before an application that is started again up to ``retries`` times if it fails.
 
-    KFP's own retries do not do this: on stock manifests of KFP 2.17, an application's exit code is not an error to
-    Argo. Each attempt of a tracked stage has its own run id, which replaces the one in KFP's output, so nobody reads
-    what a failed attempt has recorded.
+    KFP's own retries do not do this: with stock manifests of KFP 2.17, an application's exit code is not an error for
+    Argo. Each attempt of a tracked stage has its own run id, which replaces that in KFP's output, so the records of a
+    failed attempt are not read.
 
     Args:
         retries: the number of further attempts.
@@ -187,7 +186,7 @@ def retry_words(retries: int, run_id_file: str | None) -> tuple[str, ...]:
 
 
 def retries_in(words: Sequence[str]) -> int:
-    """Return how often a program at the beginning of these words starts the application again; 0 if there is none."""
+    """Return the number of retries of a program at the beginning of these words; 0 without one."""
     found = _ATTEMPTS.search(words[2]) if len(words) > 3 and words[2].startswith(_RETRIES_BEGIN) else None
     return int(found[1]) - 1 if found else 0
 
@@ -198,13 +197,13 @@ _FOLDERS = re.compile(r"torchx-kfp-folders:([A-Za-z0-9_.~%/=+-]+)")
 
 
 def folders_placeholder(folders: Mapping[str, str]) -> str:
-    """Return the placeholder for these folders: absolute paths, and the path of each in the workspace."""
+    """Return the placeholder for these folders: {absolute path: path in the workspace}."""
     pairs = (f"{quote(os.fsencode(folder))}={quote(target)}" for folder, target in folders.items())
     return f"torchx-kfp-folders:{'+'.join(pairs)}"
 
 
 def find_folders(text: str) -> dict[str, dict[str, str]]:
-    """Return the placeholders in a text, and the folders of each."""
+    """Return the folders of each placeholder in a text."""
     found: dict[str, dict[str, str]] = {}
     for placeholder in _FOLDERS.finditer(text):
         pairs = (pair.partition("=") for pair in placeholder[1].split("+"))
@@ -213,5 +212,5 @@ def find_folders(text: str) -> dict[str, dict[str, str]]:
 
 
 def fill_in_folders(text: str, urls: Mapping[str, str]) -> str:
-    """Return the text with these URLs in place of the placeholders."""
+    """Replace the placeholders in a text by URLs."""
     return _FOLDERS.sub(lambda placeholder: urls[placeholder[0]], text)

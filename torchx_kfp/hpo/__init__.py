@@ -1,4 +1,4 @@
-"""Searches: rounds of trials in a pipeline, in which a stage chooses the parameters of the next trials.
+"""Searches: rounds of trials in a pipeline, whose parameters a stage chooses before each round.
 
     from torchx_kfp import hpo
 
@@ -11,9 +11,9 @@
         tracker_base=tracker_base,
     )
 
-``spaces`` has the values that a parameter can have, ``definition`` checks the arguments, ``rounds`` makes the stages.
-``ask`` is the program between the rounds, and ``optimizers`` has random search and grids; it also loads the optimizers
-of an image, such as ``ax``. Importing this package does not load kfp.
+``spaces`` has the spaces of parameters, ``definition`` checks the arguments, and ``rounds`` makes the stages. ``ask``
+is the program between the rounds: it loads an optimizer, one of ``optimizers`` or of the image, such as ``ax``.
+Importing this package does not load kfp.
 """
 
 from __future__ import annotations

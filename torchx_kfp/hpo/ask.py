@@ -1,15 +1,16 @@
-"""Tell an optimizer how the trials of a search ended, and ask it for the next ones.
+"""Tell an optimizer the results of the trials of a search, and ask it for the next ones.
 
 The stages of a search between its loops run this module, in an image with torchx-kfp: ``ask-1``, ``ask-2`` and so on,
-and ``best`` at the end. Their argument is JSON, ``{"name": ..., "definition": ...}``, with the definition that
-``torchx_kfp.tracking.searches`` describes. A stage reads the stage before it as ``search``, and the trials for which
-that one asked as ``trials``. It records the search with all trials so far, which the next stage reads, and
+and ``best`` at the end. Their argument is JSON, ``{"name": ..., "definition": ...}``: see
+``torchx_kfp.tracking.searches``. A stage reads the previous one as ``search``, and the trials for which that one asked
+as ``trials``. It records the search with all trials so far, which the next stage reads. In addition,
 
-- ``ask`` the list ``trials``, which drives the next loop: the parameters of each trial by name;
-- ``best`` the parameters and objectives of the best trial, its run id ``trial`` and, if there are several objectives,
-  the list ``front`` of the trials that no other trial beats in every objective.
+- ``ask`` records the list ``trials``, which drives the next loop: the parameters of each trial by name;
+- ``best`` records the parameters and objectives of the best trial, its run id ``trial`` and, with several objectives,
+the
+  list ``front`` of the trials that no other trial dominates.
 
-Optimizers are found by name: see ``optimizers``.
+Optimizers are named: see ``optimizers``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torchx_kfp.tracking.searches import Search, parse_search
 
 
 def find_optimizer(name: str) -> Callable[..., tuple[list[dict[str, Any]], Any]]:
-    """Return the function of an optimizer: ``random``, ``grid``, ``ax``, or ``module:function`` of the image."""
+    """Load the function of an optimizer: ``random``, ``grid``, ``ax``, or ``module:function`` of the image."""
     module, _, function = OPTIMIZERS.get(name, name).partition(":")
     try:
         return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
@@ -47,19 +48,19 @@ def find_optimizer(name: str) -> Callable[..., tuple[list[dict[str, Any]], Any]]
 
 def ask_for(definition: Any, told: Sequence[Any], state: Any, number: int) -> tuple[list[Any], Any]:
     """Ask the definition's optimizer for trials: see ``optimizers``."""
-    # An optimizer may change what it is given, and what was recorded is the search's own.
+    # Copies, because an optimizer may change its arguments.
     given = copy.deepcopy((definition, told, state))
     asked, state = find_optimizer(definition["optimizer"])(*given, number)
     for trial in asked:
         if trial.keys() != definition["parameters"].keys():
             names = ", ".join(definition["parameters"])
             sys.exit(f"torchx-kfp: {definition['optimizer']} asks for {shown(trial)}, but the parameters are {names}.")
-    # KFP fails a loop without iterations whose runs are collected.
+    # On KFP, collecting a loop without iterations fails.
     return asked[:number] or ask_random(definition, told, None, 1)[0], state
 
 
 def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
-    """Return a trial for the optimizer (objectives, exit code, whether it failed), and the reason of its failure.
+    """Return a trial for the optimizer (objectives, exit code, whether it failed), and the reason of a failure.
 
     Args:
         definition: the search's.
@@ -68,11 +69,11 @@ def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
     objectives = {
         name: float(recorded[name])
         for name in definition["objectives"]
-        # NaN compares as False, and whole numbers may be larger than any float.
+        # False for NaN, and for whole numbers beyond the range of floats.
         if type(recorded.get(name)) in (int, float) and abs(recorded[name]) <= sys.float_info.max
     }
     code = recorded.get("exit_code", 0)
-    if type(code) is not int:  # an application's own result of this name
+    if type(code) is not int:  # a result of the application with this name
         code = 0
     missing = [name for name in definition["objectives"] if name not in objectives]
     reason = f"exit code {code}" if code else ""
@@ -84,7 +85,7 @@ def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
 
 
 def main(text: str) -> None:
-    """Tell the results of the trials, if there are any, and ask for the next ones, or record the best one.
+    """Tell the optimizer the results of trials, if any, and ask for the next ones or record the best one.
 
     Args:
         text: see the module.
@@ -130,7 +131,7 @@ def main(text: str) -> None:
 
 
 def front(search: Search) -> list[dict[str, Any]]:
-    """Return the best trials of several objectives as items of the list ``front``: objectives have KFP's names."""
+    """Return the Pareto front as items of the list ``front``, with KFP's names of objectives."""
     return [
         {**it.parameters, **{output_name(name): it.results[name] for name in search.objectives}, "trial": it.run_id}
         for it in sorted(search.best_trials(), key=search.cost_of)
@@ -138,12 +139,12 @@ def front(search: Search) -> list[dict[str, Any]]:
 
 
 def tell_all(before: Search, ended: Sequence[str], recorder: Recorder) -> tuple[list[Any], list[str]]:
-    """Return all trials so far, and why those of the last round have failed that did.
+    """Return all trials so far, and the reasons of failures in the last round.
 
     Args:
-        before: what the stage before this one recorded.
+        before: the search as the previous stage recorded it.
         ended: the run ids of the trials for which it asked.
-        recorder: the records of all of them.
+        recorder: the records of the trials.
     """
     if len(ended) != len(before.asked):
         sys.exit(f"torchx-kfp: {len(before.asked)} trials were asked for, but {len(ended)} ended")
@@ -163,7 +164,7 @@ def say(*words: object) -> None:
 
 
 def report(search: Search, ended: Sequence[str], reasons: Sequence[str]) -> None:
-    """Say which trials of a round failed; end the program if no trial so far is good."""
+    """Report the failed trials of a round; end the program if no trial has succeeded so far."""
     failed = "\n  ".join([f"{len(reasons)} of {len(ended)} trials of round {search.round - 1} failed:", *reasons])
     if search.best() is not None:
         say(failed)
@@ -171,5 +172,5 @@ def report(search: Search, ended: Sequence[str], reasons: Sequence[str]) -> None
     run, *_, execution = ended[0].split("/")
     sys.exit(
         f"torchx-kfp: {failed}\nTheir logs: torchx-kfp logs {run}/{execution}\nTo try again, run "
-        "the pipeline again; on KFP with --no-cache, as its cache has these trials."
+        "the pipeline again; on KFP, with --no-cache, because its cache has these trials."
     )

@@ -1,4 +1,4 @@
-"""Define a search: its arguments, checked, become the definition that all its stages share."""
+"""Validate the arguments of a search, and make the definition that all its stages share."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torchx_kfp.errors import AppDefError
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, points
 from torchx_kfp.hpo.spaces import Space, type_of
 
-#: The run id of the best trial, and the trials that no other one beats in every objective.
+#: The names of the run id of the best trial, and of the Pareto front.
 TRIAL, FRONT = "trial", "front"
-#: The list that drives a round's loop.
+#: The name of the list that drives the loop of a round.
 TRIALS = "trials"
 
-#: Names that KFP's loop items and mappings have.
+#: The attributes of KFP's loop items and of mappings.
 _ITEM = frozenset((*publisher.ATTRIBUTES, "get", "items", "keys", "values"))
 _OUTPUTS = frozenset(("run_id", "metrics", "Output", "exit_code", TRIAL, FRONT))
-#: The bytes that a text may have, as in other results.
+#: The longest text in bytes, as in other results.
 _LONGEST_TEXT = 1024
 
 
@@ -37,7 +37,7 @@ def define_search(
     optimizer: str,
     seed: int | None,
 ) -> dict[str, Any]:
-    """Return the definition of a search (see ``torchx_kfp.tracking.searches``), made of its arguments."""
+    """Return the definition of a search: see ``torchx_kfp.tracking.searches``."""
     _check_parameters(parameters)
     objectives = _parse_objectives(minimize, maximize)
     fields = {objective: output_name(objective) for objective in objectives}
@@ -70,14 +70,14 @@ def define_search(
 
 
 def results_of(definition: Mapping[str, Any]) -> dict[str, type[Any]]:
-    """Return the results of the last stage, by name."""
+    """Return the types of the results of the last stage by name."""
     results: dict[str, type[Any]] = {name: type_of(space) for name, space in definition["parameters"].items()}
     results |= {**dict.fromkeys(definition["objectives"], float), TRIAL: str}
     return {**results, FRONT: list} if len(definition["objectives"]) > 1 else results
 
 
 def check_count(what: str, value: object) -> None:
-    """Reject what is not a whole number above 0, or None."""
+    """Reject values other than None and whole numbers above 0."""
     if value is not None and (type(value) is not int or value < 1):
         raise AppDefError(f"{what} is {value!r}. Give a whole number, 1 or more.")
 
@@ -105,7 +105,7 @@ def _check_parameters(parameters: Mapping[str, Space]) -> None:
 
 
 def _check_text(name: str, value: str) -> None:
-    """Reject text that would not arrive unchanged. It is in a list that only a run knows, so it cannot be escaped."""
+    """Reject text that would not arrive unchanged. In a list that is known only at run time, it cannot be escaped."""
     check_word(value, f"The text of parameters[{name!r}]")
     found = find_rewritten(value) or large_character(value)
     if found:
@@ -146,12 +146,12 @@ def _check_optimizer(optimizer: str) -> None:
 
 
 def _plan_grid(definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the number of rounds and trials that try the whole grid, and nothing twice."""
+    """Return the numbers of rounds and trials that cover the whole grid once."""
     for name, space in definition["parameters"].items():
         if space["type"] == "float" and "points" not in space:
             raise AppDefError(
-                f"parameters[{name!r}] is {space}, which a grid cannot try as a whole. Say how many of its values: "
-                f"{Space(space, points=5)}."
+                f"parameters[{name!r}] is {space}, which has too many values for a grid. Give a number of "
+                f"points: {Space(space, points=5)}."
             )
     size = math.prod(len(points(space)) for space in definition["parameters"].values())
     rounds, trials = definition["rounds"], definition["trials"]
@@ -164,7 +164,7 @@ def _plan_grid(definition: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{rounds} rounds of {trials} trials are {rounds * trials:,} trials, but the grid has {size:,} points. "
             "Leave out rounds, or rounds and trials, to try them all; or ask for fewer points."
         )
-    # A loop without iterations whose runs are collected fails on KFP.
+    # On KFP, collecting a loop without iterations fails.
     return {"rounds": math.ceil(size / trials), "trials": trials}
 
 

@@ -1,8 +1,8 @@
 """The optimizers that need only the standard library: random search and grids.
 
 An optimizer is a function ``ask(definition, told, state, number)``, which returns the parameters of up to ``number``
-trials and its next state. ``told`` are the trials so far, in the order in which it asked for them, and the states are
-anything that JSON can represent, None at first.
+trials and its next state. ``told`` has the trials so far, in the order in which it asked for them. A state is any JSON
+value, None at first.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-#: The number of draws in which a random trial differs from all others, if the space has few points.
+#: The most draws to find new trials in a small space.
 _DRAWS = 10_000
 
 
 def number_of_digits(low: float, high: float) -> int:
-    """Return the significant digits that a number between the bounds needs: six, more in a narrow range."""
+    """Return the significant digits of numbers between the bounds: six, or more in a narrow range."""
     return min(17, 6 + max(0, int(math.log10(max(abs(low), abs(high)) / (high - low)))))
 
 
 def place(space: Any, share: float, room: float = 0.0) -> Any:
-    """Return the number at this share of the way from the lower bound to the upper one.
+    """Return the number at this share of the range.
 
     Args:
         space: a parameter with bounds.
-        share: 0 to 1.
-        room: what the way has beyond the bounds. With 0.5, the first and the last whole number have as much of it as
+        share: 0 for the lower bound, to 1 for the upper one.
+        room: the extension of the range at both ends. With 0.5, the first and last whole numbers are as likely as
             others.
     """
     if share in (0, 1):
         return space["bounds"][int(share)]
     low, high = space["bounds"][0] - room, space["bounds"][1] + room
     number = low ** (1 - share) * high**share if space["log"] else low * (1 - share) + high * share
-    # Short numbers are the same text on each engine.
+    # Short numbers have the same text on each engine.
     number = round(number) if space["type"] == "int" else float(f"{number:.{number_of_digits(low, high)}g}")
     return max(space["bounds"][0], min(space["bounds"][1], number))
 
@@ -48,14 +48,14 @@ def points(space: Any) -> Any:
     if "points" not in space:
         return range(low, high + 1)
     shares = (index / (space["points"] - 1) for index in range(space["points"]))
-    # A whole number that is nearest to two points is there once.
+    # Two points may round to the same whole number.
     return list(dict.fromkeys(place(space, share) for share in shares))
 
 
 def ask_random(definition: Any, told: Sequence[Any], state: None, number: int) -> tuple[list[Any], None]:
-    """Draw trials at random, which differ from all others."""
+    """Draw random trials that differ from all others."""
     seed = definition["seed"]
-    # A stage that runs again with the same trials told draws the same ones. The text is what makes it differ.
+    # With the same trials told, a stage that runs again draws the same trials.
     source = random.SystemRandom() if seed is None else random.Random(f"{seed} {len(told)}")
     known = [trial["parameters"] for trial in told]
     asked: list[Any] = []
@@ -75,13 +75,13 @@ def ask_random(definition: Any, told: Sequence[Any], state: None, number: int) -
 
 
 def ask_grid(definition: Any, told: Sequence[Any], state: None, number: int) -> tuple[list[Any], None]:
-    """Return the next points of the grid, in which the last parameter changes first."""
+    """Return the next points of the grid. The last parameter changes fastest."""
     spaces = definition["parameters"]
     grid = itertools.product(*map(points, spaces.values()))
     asked = itertools.islice(grid, len(told), len(told) + number)
     return [dict(zip(spaces, point, strict=True)) for point in asked], None
 
 
-#: The functions of the optimizers that need only the standard library, and of all that have names.
+#: The functions of the optimizers that need only the standard library, and of all named optimizers.
 SIMPLE = {"random": f"{__name__}:ask_random", "grid": f"{__name__}:ask_grid"}
 OPTIMIZERS = {**SIMPLE, "ax": "torchx_kfp.hpo.ax.optimizer:ask"}

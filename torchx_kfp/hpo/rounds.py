@@ -1,4 +1,4 @@
-"""Searches in a pipeline: stages that ask for trials, and a loop of trials after each."""
+"""Searches in a pipeline: stages that ask for trials, each followed by a loop of trials."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from torchx_kfp.hpo.definition import TRIALS, check_count, define_search, result
 from torchx_kfp.hpo.optimizers import SIMPLE
 from torchx_kfp.hpo.spaces import Space
 
-#: The aliases with which ``ask`` reads the stage before it, and its trials.
+#: The aliases with which ``ask`` reads the previous stage and its trials.
 _BEFORE, _TRIALS = "search", "trials"
-#: Begins the name of a stand-in, with which ``trial`` is called before the search starts. It is like a parameter of the
-#: pipeline.
+#: The prefix of the placeholders with which ``trial`` is called first. They look like parameters of the pipeline.
 _STAND_IN = "torchx_kfp_parameter_"
 
 
 class Parameters(Mapping[str, Any]):
-    """The parameters of a trial, as channels: ``p.lr`` or ``p["lr"]``.
+    """The parameters of a trial as channels: ``p.lr`` or ``p["lr"]``.
 
-    As a mapping, they are arguments of a component: ``train(**p)``.
+    As a mapping, they can be the arguments of a component: ``train(**p)``.
     """
 
     def __init__(self, channels: Mapping[str, Any]) -> None:
@@ -48,7 +47,7 @@ class Parameters(Mapping[str, Any]):
         return self._channels[name]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and name not in self.__dict__.get("_channels", ()):  # copy asks before there are any
+        if name.startswith("_") and name not in self.__dict__.get("_channels", ()):  # copy asks before __init__
             raise AttributeError(name)
         try:
             return self[name]
@@ -85,42 +84,42 @@ def search(
 ) -> dsl.PipelineTask:
     """Search for the parameters with the best objective, in the pipeline that is being defined.
 
-    A stage ``search-ask-1`` asks for the first trials, a loop runs them, ``search-ask-2`` reads their results and
-    asks for the next ones, and so on; ``search-best`` names the best one.
+    The stage ``search-ask-1`` asks for the first trials, a loop runs them, ``search-ask-2`` reads their results and
+    asks for the next ones, and so on. ``search-best`` has the best trial.
 
     Args:
         trial: a function that returns the AppDef of a trial, or the task of a tracked stage: ``lambda p:
-            stages.python(fit, lr=p.lr)``. It may make further tasks, if the one that it returns depends on them. It
-            gets the parameters as channels, and is called once for each round and once before. The stage that it
-            returns records the objectives as results: ``current_run().put(loss=0.3)``.
+            stages.python(fit, lr=p.lr)``. It gets the parameters as channels, and is called once for each round and
+            once before. It may make further tasks on which the returned one depends. The returned stage records the
+            objectives as results: ``current_run().put(loss=0.3)``.
         parameters: the space to search: {name: ``hpo.float``, ``hpo.log``, ``hpo.int`` or ``hpo.choice``}.
-        minimize: the result to minimize, or a list of several.
-        maximize: the result to maximize, or a list. With several objectives, the best trial is the one that is best
-            in the first (of ``minimize``, then ``maximize``); among equals, the next one decides.
+        minimize: the result to minimize, or a list of results.
+        maximize: the result to maximize, or a list of results. With several objectives, the first one decides which
+            trial is best (those of ``minimize`` come first); ties are decided by the next one.
         tracker_base: see ``task_from_app``.
-        rounds: the number of rounds. The default for a grid is enough for all its trials.
-        trials: the number of trials in a round. For a grid, the default is all of them.
-        parallelism: the number of trials that run at once. None: all of a round.
+        rounds: the number of rounds. By default, a grid has enough rounds for all its trials.
+        trials: the number of trials in a round. By default, a grid has all trials in one round.
+        parallelism: the number of trials that run concurrently; None for all trials of a round.
         optimizer: ``"random"`` draws at random; ``"grid"`` tries all combinations; ``"ax"`` is Bayesian optimization
             with Ax, and needs ``image``; ``"module:function"`` is a function of that image.
-        seed: makes the search ask for the same trials each time, if those have the same results. The search is then
-            cached. Without a seed, it asks anew in each run.
-        may_fail: whether the search continues without failed trials. It ends if no trial has succeeded when a round
-            ends. The task that ``trial`` returns has its own option.
-        image: the image of the stages that ask, which needs torchx-kfp (for ``ax`` with the extra ``ax``). The default
-            is the image of the trials, but only with the optimizers ``random`` and ``grid``.
-        configure: a function that changes the trials' task, for settings that an AppDef does not have, such as
+        seed: with a seed, the search asks for the same trials each time, if they have the same results, and can be
+            cached. Without one, it asks for new trials in each run.
+        may_fail: whether the search continues without failed trials. It fails if no trial has succeeded by the end of a
+            round. The task that ``trial`` returns has its own option.
+        image: the image of the stages that ask, which needs torchx-kfp (for ``ax``, with the extra ``ax``). With the
+            optimizers ``random`` and ``grid``, the default is the image of the trials.
+        configure: a function that changes the task of the trials, for settings that an AppDef does not have, such as
             ``lambda task: kubernetes.add_toleration(task, key="gpu", operator="Exists")``. It is called for each round.
-        name: the name of the search, with which the names of its stages begin.
-        options: options of the trials: those of ``task_from_app``, except ``results``. ``secrets``,
-            ``cache``, ``inline`` and ``workspace`` also apply to the stages that ask. A task that ``trial`` returns has
-            its own options, and those of them apply.
+        name: the name of the search: the prefix of the names of its stages.
+        options: options of the trials: those of ``task_from_app``, except ``results``. ``secrets``, ``cache``,
+            ``inline`` and ``workspace`` also apply to the stages that ask. If ``trial`` returns a task, the options are
+            those of its stage.
 
     Returns:
-        The task of the last stage. Its outputs are the best value of each parameter, the objectives that the best
-        trial recorded, its run id ``trial`` and, with several objectives, the list ``front`` of the trials that no
-        other trial beats in all of them. A stage that reads ``task`` finds the best parameters and objectives as
-        results; one that reads ``task.outputs["trial"]`` finds the records of the best trial.
+        The task of the last stage. Its outputs are the best value of each parameter, the objectives of the best trial,
+        its run id ``trial`` and, with several objectives, the Pareto front as the list ``front``. A stage that reads
+        the task gets the best parameters and objectives as results. A stage that reads ``task.outputs["trial"]``, with
+        an alias, gets the records of the best trial.
 
     Raises:
         AppDefError: an argument is wrong, or a trial cannot become a stage without losing something.
@@ -165,8 +164,8 @@ def search(
 def _look_at(
     trial: Callable[[Parameters], specs.AppDef | dsl.PipelineTask], parameters: Sequence[str], tracker_base: TrackerBase
 ) -> tuple[specs.AppDef, StageOptions | None]:
-    """Return the AppDef of a trial with stand-ins for its parameters, and its options if ``trial`` makes its task."""
-    stand_ins = Parameters(
+    """Return the AppDef of a trial for placeholders of its parameters, and the options of its task, if any."""
+    placeholders = Parameters(
         {name: pipeline_channel.create_pipeline_channel(f"{_STAND_IN}{name}", "String") for name in parameters}
     )
     call = (
@@ -174,11 +173,11 @@ def _look_at(
         "train(**p), or stages.python(fit, lr=p.lr)."
     )
     try:
-        inspect.signature(trial).bind(stand_ins)
+        inspect.signature(trial).bind(placeholders)
     except TypeError as error:
         raise AppDefError(f"trial cannot be called with the parameters of a trial: {error}. {call}") from None
     with _aside() as tasks:
-        tried = trial(stand_ins)
+        tried = trial(placeholders)
     is_task = isinstance(tried, dsl.PipelineTask)
     if others := [name for name, task in tasks.items() if task not in (_needed_by(tried, tasks) if is_task else ())]:
         raise AppDefError(
@@ -196,7 +195,7 @@ def _look_at(
         raise AppDefError(f"trial() returns {shown(tried)}, of type {type(tried).__name__}. {call}")
     app, options = (tried, None) if outputs is None or outputs.made_of is None else outputs.made_of
     check_app(app)
-    unused = [name for name in parameters if name not in stand_ins._used]
+    unused = [name for name in parameters if name not in placeholders._used]
     if unused:
         raise AppDefError(
             f"trial() does not use {', '.join(map(repr, unused))}: all values would give the same trial. Pass the "
@@ -208,7 +207,7 @@ def _look_at(
 
 @contextlib.contextmanager
 def _aside() -> Iterator[Mapping[str, dsl.PipelineTask]]:
-    """Collect the tasks that are made meanwhile, by name; the pipeline that is being defined does not get them."""
+    """Collect the tasks made in this context by name, without adding them to the pipeline that is being defined."""
     pipeline, aside = pipeline_context.Pipeline._default_pipeline, pipeline_context.Pipeline("trial")
     if pipeline is not None:  # its tasks and the items of its loops can be used
         aside.tasks.update(pipeline.tasks)
@@ -225,9 +224,9 @@ def _aside() -> Iterator[Mapping[str, dsl.PipelineTask]]:
 
 
 def _needed_by(task: dsl.PipelineTask, tasks: Mapping[str, dsl.PipelineTask]) -> list[dsl.PipelineTask]:
-    """Return the task and those of these tasks on which it depends."""
+    """Return the task and the tasks on which it depends."""
     needed = [task]
-    for each in needed:  # which grows
+    for each in needed:  # grows
         names = {channel.task_name for channel in each.channel_inputs} | {*each.dependent_tasks}
         needed += [tasks[name] for name in names if name in tasks and tasks[name] not in needed]
     return needed
@@ -236,7 +235,7 @@ def _needed_by(task: dsl.PipelineTask, tasks: Mapping[str, dsl.PipelineTask]) ->
 def _ask_app(name: str, definition: Mapping[str, Any], app: specs.AppDef, image: str | Channel | None) -> specs.AppDef:
     """Return the application of the stages that ask.
 
-    It runs with the variables and the volumes of the trials, because both may be what the storage needs.
+    It has the variables and the volumes of the trials, which the storage may need.
     """
     optimizer = definition["optimizer"]
     if image is None and optimizer not in SIMPLE:

@@ -1,7 +1,7 @@
-"""The values that a parameter of a search can have: ``float``, ``log``, ``int`` and ``choice``.
+"""The spaces of a search's parameters: ``float``, ``log``, ``int`` and ``choice``.
 
 A space is plain data, as in a search's definition (``torchx_kfp.tracking.searches``): ``{"type": "float", "bounds":
-[0.0001, 1.0], "log": true}``, perhaps with ``points``, or ``{"type": "choice", "values": ["relu", "gelu"]}``.
+[0.0001, 1.0], "log": true}``, optionally with ``points``, or ``{"type": "choice", "values": ["relu", "gelu"]}``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 from torchx_kfp.errors import AppDefError
 
-#: KFP passes numbers as doubles, which have every whole number up to this one.
+#: The largest whole number up to which doubles, which KFP passes, represent all whole numbers.
 _LARGEST_INT = 2**53
 
 
 class Space(dict[str, Any]):
-    """The values that a parameter can have, made by ``float``, ``log``, ``int`` and ``choice``."""
+    """The values of a parameter, made by ``float``, ``log``, ``int`` and ``choice``."""
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the call that makes the space."""
         if "values" in self:
             return f"hpo.choice({', '.join(map(repr, self['values']))})"
         is_log = self["log"] and self["type"] == "float"
@@ -36,17 +36,17 @@ def float(low: builtins.float, high: builtins.float, log: bool = False, *, point
     Args:
         low: the lower bound.
         high: the upper bound.
-        log: whether the logarithm is spread evenly, as for a learning rate.
-        points: the number of values in a grid, evenly spread over the range, with both bounds among them.
+        log: whether values are evenly distributed on a logarithmic scale, as for a learning rate.
+        points: the number of values in a grid, evenly spread over the range including both bounds.
 
     Raises:
-        AppDefError: the bounds or the points are not a range.
+        AppDefError: the bounds or the points are not valid.
     """
     return _range("float", builtins.float, low, high, log, points)
 
 
 def log(low: builtins.float, high: builtins.float, *, points: builtins.int | None = None) -> Space:
-    """Return the space of the numbers from ``low`` to ``high`` whose logarithm is spread evenly: ``log(1e-4, 1.0)``.
+    """Return the space of the numbers from ``low`` to ``high`` on a logarithmic scale: ``log(1e-4, 1.0)``.
 
     Args:
         low: the lower bound, above 0.
@@ -54,7 +54,7 @@ def log(low: builtins.float, high: builtins.float, *, points: builtins.int | Non
         points: the number of values in a grid.
 
     Raises:
-        AppDefError: the bounds or the points are not a range.
+        AppDefError: the bounds or the points are not valid.
     """
     return float(low, high, True, points=points)
 
@@ -64,12 +64,12 @@ def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: bui
 
     Args:
         low: the lower bound.
-        high: the upper bound, which is one of the numbers.
-        log: whether the logarithm is spread evenly.
-        points: the number of values in a grid. By default, a grid has all of them.
+        high: the upper bound, inclusive.
+        log: whether values are evenly distributed on a logarithmic scale.
+        points: the number of values in a grid; by default, all.
 
     Raises:
-        AppDefError: the bounds or the points are not a range.
+        AppDefError: the bounds or the points are not valid.
     """
     if not all(type(bound) is builtins.int and abs(bound) <= _LARGEST_INT for bound in (low, high)):
         raise AppDefError(
@@ -86,7 +86,7 @@ def choice(*values: Any) -> Space:
         values: text, numbers or booleans, all of one type.
 
     Raises:
-        AppDefError: the values have several types, a value is there twice, or KFP would change one.
+        AppDefError: the values have different types or duplicates, or KFP would change one.
     """
     kinds = {type(value) for value in values}
     wrong = ""
@@ -105,7 +105,7 @@ def choice(*values: Any) -> Space:
 
 
 def type_of(space: Mapping[str, Any]) -> type[Any]:
-    """Return the type of a parameter's values. Whole numbers among others are floats."""
+    """Return the type of a parameter's values. Ints and floats together are floats."""
     kinds = {type(value) for value in space.get("values", space.get("bounds"))}
     return kinds.pop() if len(kinds) == 1 else builtins.float
 

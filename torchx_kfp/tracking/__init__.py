@@ -1,4 +1,4 @@
-"""Record and read the results of stages: the part of the package that applications import.
+"""Record and read the results of stages. Applications import this part of the package.
 
     from torchx_kfp.tracking import current_run
 
@@ -6,7 +6,7 @@
     accuracy = run.parent.results()["accuracy"]
     run.put(improved=accuracy > 0.9)
 
-It needs only the standard library and fsspec. The application's image needs neither kfp nor torchx.
+It needs only the standard library and fsspec: the application's image needs neither kfp nor torchx.
 """
 
 from __future__ import annotations

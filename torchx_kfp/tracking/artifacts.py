@@ -3,12 +3,12 @@
     <tracker base>/.torchx_kfp/files/<run id>/<time>-<random>/<name>    a file, or the files of a folder
     <tracker base>/.torchx_kfp/files/<run id>/<time>-<random>.json      the list of a folder's files
 
-The list has the size and digest of each file, and the empty folders; the SHA-256 of its JSON is the digest of the
-folder. Each time that something is stored, it gets a new place, and the entry that registers it is written last:
-what an interrupted program leaves behind belongs to no artifact, and goes with the run. S3 keeps the
-parts of an interrupted upload apart, where no listing shows them, until a rule of the bucket removes them.
+The list has the size and digest of each file, and the empty folders. The SHA-256 of its JSON is the folder's digest.
+Every upload gets a new place, and the entry that registers it is written last, so files of an interrupted program do
+not belong to any artifact. They are removed with the run. S3 keeps the parts of an interrupted upload, which no listing
+shows, until a rule of the bucket removes them.
 
-Links are followed, because object stores have none: a reader gets what a program that reads the folder would get.
+Symbolic links are followed, because object stores do not have any.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from torchx_kfp.tracking.store import Store, key_text, new_entry_name
 
 _logger = logging.getLogger(__name__)
 
-#: The bytes of the longest list of files that is read: those of a million files with long names.
+#: The largest list of files that is read, in bytes: enough for a million files with long names.
 _LONGEST_LIST = 256 << 20
-#: What an entry may name as the place of files.
+#: The places of stored files that an entry may name.
 _KEY = re.compile(r"\.torchx_kfp/files/.+/[^/]+/(?!\.\.?$)[^/\0]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -50,8 +50,8 @@ class _Digest(NamedTuple):
 
     @classmethod
     def parse(cls, size: object, sha256: object) -> _Digest:
-        """Read what somebody has written. Raises ValueError if it is none."""
-        # A file with less than no bytes would be neither copied nor checked.
+        """Parse a size and a digest that anybody may have written. Raises ValueError if they are malformed."""
+        # A file of negative size would be neither copied nor checked.
         if type(size) is not int or size < 0 or not (isinstance(sha256, str) and _DIGEST.fullmatch(sha256)):
             raise ValueError(f"{size!r} and {sha256!r} are not a size and a digest")
         return cls(size, sha256)
@@ -59,7 +59,7 @@ class _Digest(NamedTuple):
 
 #: The digests of files by name; a single file has an empty name.
 _Digests = Mapping[str, _Digest]
-#: What changes when a file on this machine does: its size, its time of change, and its inode.
+#: The size, modification time and inode of a local file, by which changes are noticed.
 _State = tuple[int, int, int]
 
 
@@ -70,8 +70,8 @@ class StoredFiles:
     Attributes:
         store: the store of the tracker base.
         key: its place below the tracker base.
-        size: its bytes.
-        sha256: the SHA-256 in hexadecimal digits, of a file, or of the list of a folder's files.
+        size: its size in bytes.
+        sha256: the SHA-256 of the file, or of the list of the folder's files, in hexadecimal digits.
         count: the number of files in a folder; None for a file.
     """
 
@@ -83,10 +83,10 @@ class StoredFiles:
 
     @classmethod
     def parse(cls, store: Store, content: Mapping[str, Any]) -> StoredFiles:
-        """Return what an entry says.
+        """Parse an entry.
 
         Raises:
-            KeyError, TypeError, ValueError: it does not say it.
+            KeyError, TypeError, ValueError: the entry is malformed.
         """
         key, count = str(content["key"]), content.get("files")
         if not _KEY.fullmatch(key) or ".." in key.split("/"):
@@ -96,7 +96,7 @@ class StoredFiles:
         )
 
     def encode(self) -> dict[str, object]:
-        """Return what ``parse`` reads."""
+        """Return the entry that ``parse`` reads."""
         count = {} if self.count is None else {"files": self.count}
         return {"key": self.key, "size": self.size, "sha256": self.sha256, **count}
 
@@ -111,7 +111,7 @@ class StoredFiles:
         return self.store.location(self.key)
 
     def are_there(self) -> bool:
-        """Tell whether the store has as many files of this size, and the list of a folder's; they are not read."""
+        """Check the number and the total size of the files in the store, without reading them."""
         sizes = [file.size for file in self.store.list_files(self.key.rpartition("/")[0])]
         is_listed = self.count is None or bool(self.store.list_files(self._list_key))
         return is_listed and len(sizes) == (1 if self.count is None else self.count) and sum(sizes) == self.size
@@ -132,21 +132,21 @@ class StoredFiles:
         return _parse_list(content)
 
     def is_at(self, path: str) -> bool:
-        """Tell whether a file or folder on this machine has the same content."""
+        """Check whether a local file or folder has the same content."""
         try:
             return _read_local(path).sha256 == self.sha256
         except (OSError, RefusedError):
             return False
 
     def fetch(self, files: _Digests, place: Callable[[str], str]) -> None:
-        """Copy files to their places on this machine, and check their digests.
+        """Copy files to local places, and check their digests.
 
         Raises:
             NotRecordedError: a file was removed.
             CorruptResultError: a file was changed.
         """
         keys = {name: f"{self.key}/{name}" if name else self.key for name in files}
-        # The record may be wrong, and a file huge.
+        # Sizes are checked first: the record may be wrong, and a file huge.
         place_of_all = next(iter(keys.values())) if len(files) == 1 else self.key
         there = {file.key: file.size for file in self.store.list_files(place_of_all)}
         for name, wanted in files.items():
@@ -164,14 +164,13 @@ class StoredFiles:
 
     def _gone(self) -> NotRecordedError:
         return NotRecordedError(
-            f"The files of the artifact at {self.url} are not there any more. If they were removed, run the stage "
-            "again that made them."
+            f"The files of the artifact at {self.url} no longer exist. Run the stage that made them again."
         )
 
     def _changed(self, key: str, found: str, wanted: str) -> CorruptResultError:
         return CorruptResultError(
-            f"{self.store.location(key)} has {found} instead of {wanted}: it was changed. Run the stage again that "
-            "made it."
+            f"{self.store.location(key)} has {found} instead of {wanted}: it was changed. Run the stage that "
+            "made it again."
         )
 
 
@@ -182,8 +181,8 @@ class Artifact:
     Attributes:
         name: the name with which the run registered it.
         path: a local path or an fsspec URL. Empty if the artifact consists only of metadata.
-        metadata: anything that JSON can represent, by name.
-        stored: what is stored of it under the tracker base; None if it was only registered.
+        metadata: JSON values by name.
+        stored: the copy below the tracker base; None if the artifact was only registered.
     """
 
     name: str
@@ -193,11 +192,11 @@ class Artifact:
 
     @property
     def url(self) -> str:
-        """The path or URL of the stored file or folder, for programs that read it themselves; else ``path``."""
+        """The path or URL of the stored copy, if there is one; otherwise ``path``."""
         return self.stored.url if self.stored is not None else self.path
 
     def files(self) -> dict[str, int]:
-        """Return the sizes of the stored files in bytes, by their names in the folder; the name of a file is empty.
+        """Return the sizes of the stored files in bytes, by their names in the folder; a single file has an empty name.
 
         Raises:
             NotRecordedError: it is not stored, or was removed.
@@ -208,8 +207,8 @@ class Artifact:
     def open(self, name: str = "") -> BinaryIO:
         """Open the stored file, or a file of the stored folder, for reading.
 
-        The file is copied to this machine first, and its digest is checked: the reader gets the bytes that were stored,
-        or an error. To read it more than once, use ``download``.
+        The file is copied to this machine and its digest is checked before the first byte is returned. To read a file
+        more than once, use ``download``.
 
         Args:
             name: the name of a file in the folder, such as ``weights/0.bin``.
@@ -235,19 +234,19 @@ class Artifact:
             return open(place, "rb")  # the open file outlives its name
 
     def download(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> str:
-        """Copy the stored file or folder into a folder on this machine, check its digests, and return its path there.
+        """Copy the stored file or folder into a local folder, check its digests, and return its path there.
 
-        It has the name that it had when it was stored, and is there completely or not at all. If it is there already,
-        with the same content, nothing is copied, also if several processes ask at once.
+        The copy keeps its name, and appears complete or not at all. If the folder already has it with the same content,
+        nothing is copied; several processes may call this at once.
 
         Args:
-            folder: the folder to copy it into. It is created.
-            overwrite: whether to replace something else that has its name.
+            folder: the folder to copy it into, which is created.
+            overwrite: whether to replace another file or folder of that name.
 
         Raises:
             NotRecordedError: it is not stored, or was removed.
             CorruptResultError: it was changed.
-            FileExistsError: something else has its name.
+            FileExistsError: another file or folder has its name.
             OSError: the folder cannot be written.
         """
         import tempfile  # slow to load
@@ -261,7 +260,8 @@ class Artifact:
                     return target
                 if not overwrite:
                     raise FileExistsError(
-                        f"{target} exists, and is not the artifact at {self.url}. Name another folder, or overwrite it."
+                        f"{target} exists and differs from the artifact at {self.url}. Name another folder, "
+                        "or pass overwrite=True."
                     )
             files, folders = stored.contents()
             with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
@@ -286,7 +286,7 @@ class Artifact:
 
 
 def parse_artifact(store: Store, name: str, content: Mapping[str, Any]) -> Artifact:
-    """Return the artifact in an entry. Raises KeyError, TypeError or ValueError if it is malformed."""
+    """Parse the artifact of an entry. Raises KeyError, TypeError or ValueError if it is malformed."""
     stored = content.get("stored")
     files = None if stored is None else StoredFiles.parse(store, stored)
     return Artifact(name, str(content["path"]), dict(content["metadata"]), files)
@@ -301,16 +301,15 @@ def add_artifact(
     *,
     stored: bool = False,
 ) -> str:
-    """Register an artifact of a run, and return where it is. If ``stored``, store its files first.
+    """Register an artifact of a run, and return its path or URL. If ``stored``, store its files first.
 
-    If nothing exists at a local path yet, a warning is logged: the file may be created later, or by another process of
-    the stage.
+    If a local path does not exist yet, a warning is logged: the file may be created later, or by another process of the
+    stage.
 
     Raises:
-        RefusedError: the name or path is not text, the path leads to a FIFO, a socket or a device, or JSON cannot
-            represent the metadata. Nothing was written. A file or folder cannot be stored, or has changed
-            meanwhile.
-        TrackerError: the store failed. What has been stored is removed, if that is possible.
+        RefusedError: the name or path is not text, the path is a FIFO, socket or device, JSON cannot represent the
+            metadata, or a file cannot be stored or changed during the upload. Nothing was registered.
+        TrackerError: the store failed. Uploaded files are removed if possible.
     """
     if not isinstance(name, str) or not name:
         raise RefusedError(f"An artifact's name is text, such as 'model'. Got: {shown(name)}.")
@@ -333,7 +332,7 @@ def add_artifact(
 
 
 def _tell_runner(path: str) -> None:
-    """Tell the runner of this machine which path was registered: executions at the same time must not share one."""
+    """Report the registered path to the local runner: concurrent executions must not share one."""
     folder = os.environ.get(WORKSPACES)
     if folder and path and "://" not in path:
         with contextlib.suppress(OSError), open(os.path.join(folder, REGISTERED), "a", encoding="utf-8") as file:
@@ -341,12 +340,12 @@ def _tell_runner(path: str) -> None:
 
 
 def absolute(path: str) -> str:
-    """Return a local path as an absolute one, because readers may be in another folder. URLs stay as they are."""
+    """Make a local path absolute, because readers may run in another folder. URLs stay as they are."""
     return os.path.abspath(os.path.expanduser(path)) if path and "://" not in path else path
 
 
 def _look_at(name: str, path: str) -> None:
-    """Report a wrong local path at once: when the stage has ended, it is too late."""
+    """Report a wrong local path at once, not after the stage has ended."""
     path = path.removeprefix("file://")
     place = absolute(path)
     if not place or "://" in place:
@@ -359,7 +358,7 @@ def _look_at(name: str, path: str) -> None:
             name,
             place,
         )
-    except (OSError, ValueError):  # there is no permission to look, or it is not a path on this system
+    except (OSError, ValueError):  # no permission, or not a path on this system
         return
     else:
         if kind:
@@ -369,12 +368,12 @@ def _look_at(name: str, path: str) -> None:
 
 
 def _store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles:
-    """Store the file or folder at a local path or a ``file://`` URL: see ``add_artifact``."""
+    """Store the file or folder at a local path or ``file://`` URL: see ``add_artifact``."""
     top = absolute(path.removeprefix("file://"))
     if not top or "://" in top:
         raise RefusedError(
-            f"The artifact {name!r} cannot be stored: {shown(path)} is not a path on this machine. Leave out "
-            "store=True to register what is elsewhere."
+            f"The artifact {name!r} cannot be stored: {shown(path)} is not a local path. Leave out store=True "
+            "to register a URL."
         )
     try:
         content = _read_local(top)
@@ -390,7 +389,7 @@ def _store_files(store: Store, folder: str, name: str, path: str) -> StoredFiles
         try:
             store.put_files(files)
         finally:
-            _verify_unchanged(top, content.states)  # a file that is gone is not the store's fault
+            _verify_unchanged(top, content.states)  # first: a missing file is not an error of the store
         if content.listing is not None:
             store.write(f"{place}.json", content.listing)
         return StoredFiles(store, key, content.size, content.sha256, None if content.listing is None else len(files))
@@ -411,7 +410,7 @@ class _Content(NamedTuple):
 
 
 def _read_local(top: str) -> _Content:
-    """Read a file or folder of this machine. The errors are those of ``_list_local``."""
+    """Read a local file or folder. Errors are those of ``_list_local``."""
     states = _list_local(top)
     files = {name: _hash(os.path.join(top, name) if name else top) for name in states if not name.endswith("/")}
     if "" in files:
@@ -423,10 +422,10 @@ def _read_local(top: str) -> _Content:
 
 
 def _parse_list(content: bytes) -> tuple[_Digests, list[str]]:
-    """Read a list whose digest was checked. Its writer may be anybody who can write to the tracker base.
+    """Parse a list whose digest was checked. Anybody who can write to the tracker base may have written it.
 
     Raises:
-        CorruptResultError: a name would lead out of the folder, or it is not a list of files.
+        CorruptResultError: a name would lead out of the folder, or the list is malformed.
     """
     try:
         found = json.loads(content)
@@ -440,11 +439,11 @@ def _parse_list(content: bytes) -> tuple[_Digests, list[str]]:
 
 
 def _list_local(top: str) -> dict[str, _State]:
-    """Return the files of a folder, and its empty folders, by relative names; a file has an empty name.
+    """Return the files and empty folders of a folder by relative names; a single file has an empty name.
 
     Raises:
-        RefusedError: it has something that cannot be stored.
-        OSError: it cannot be read, or a link leads nowhere.
+        RefusedError: the folder contains something that cannot be stored.
+        OSError: a file cannot be read, or a link is broken.
     """
     found: dict[str, _State] = {}
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
@@ -484,10 +483,10 @@ def _hash(path: str) -> _Digest:
 
 
 def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
-    """Check that the files are those of before.
+    """Check that no file changed during the upload.
 
     Raises:
-        RefusedError: a file has changed, is gone, or is new.
+        RefusedError: a file was changed, removed or added.
     """
     try:
         after = _list_local(top)
@@ -497,20 +496,20 @@ def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
         different = [error.filename]
     if different:
         raise RefusedError(
-            f"{shown(different[0])} changed while it was stored, so nothing was registered. Store it when it is "
-            "complete; if several stages write it here at once, let each write a file of its own."
+            f"{shown(different[0])} changed during the upload, so nothing was registered. Store it when it is "
+            "complete. If several stages write it at once, let each write its own file."
         )
 
 
 @contextlib.contextmanager
 def _locked(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Let one process or thread at a time put files into a folder: the others find what the first one has copied."""
+    """Hold a lock on the folder, so that one process or thread at a time copies files into it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        with contextlib.suppress(OSError):  # a process that was forked meanwhile has the descriptor, too
+        with contextlib.suppress(OSError):  # a process forked in the meantime shares the descriptor
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

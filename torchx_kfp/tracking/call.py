@@ -2,22 +2,23 @@
 
     python -m torchx_kfp.tracking.call -m train fit rate=0.1 epochs=3
 
-calls ``fit(rate=0.1, epochs=3)`` of the module ``train``. ``Stages.python`` makes AppDefs with this application; an
-AppDef that is written by hand can have it, too. The words give arguments as text, as KFP fills them in, and the
-annotations of the function say what they are: str, int, float, bool, or list and dict as JSON. A parameter without a
-word gets what the stages recorded that this one reads, or else its default:
+calls ``fit(rate=0.1, epochs=3)`` of the module ``train``. ``Stages.python`` makes AppDefs with this application, and so
+can users. The words give arguments as text, as KFP fills them in. The annotations of the function are their types: str,
+int, float, bool, or list and dict as JSON. A parameter without a word gets a value from the stages that this one reads:
 
-- a parameter with the name of a stage (its alias), which is annotated with dict or not at all, gets all that the stage
-  returned, a dict; for a fan-in, a list of them;
-- any other one gets the result with its name of the one stage that recorded it; for a fan-in, the list of results.
-  A list or dict is one that the stage recorded as metadata. A result has the type of the annotation; ints are floats as
-  well, and 3.0 is an int.
+- a parameter with the alias of a stage, annotated with dict or not at all, gets everything that the stage returned, as
+a
+  dict; for a fan-in, a list of dicts;
+- any other parameter gets the result with its name, which one stage must have recorded; for a fan-in, the list of
+  results. Lists and dicts are read from the metadata. The result must have the annotated type, except that ints are
+  also floats, and 3.0 is also an int;
+- otherwise, it gets its default.
 
-The log says which stage a value is from, or that it is the default, and the tracker keeps it.
+The log and the tracker have the origin of each value: a stage, or the default.
 
-What the function returns is recorded: a mapping as results by name, and anything else as one result with the function's
-name; None records nothing. Lists and dicts are recorded as metadata. In a process that is not a tracked stage, it is
-printed as JSON instead.
+The value that the function returns is recorded: a mapping as results by name, any other value as one result with the
+function's name. Lists and dicts are recorded as metadata, and None is not recorded. Outside of a tracked stage, the
+value is printed as JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from torchx_kfp.tracking.entries import encode_json, plain
 from torchx_kfp.tracking.results import check_results
 from torchx_kfp.tracking.run import FanIn, Run, current_run, record_arguments
 
-#: What arguments can be.
+#: The types of arguments.
 KINDS = (str, int, float, bool, list, dict)
 _BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 
@@ -48,26 +49,25 @@ _BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 def parameters_of(
     function: Callable[..., Any], *, by_name: bool = True
 ) -> dict[str, tuple[inspect.Parameter, type | None]]:
-    """Return the parameters, each with the type of its values: one of ``KINDS``.
+    """Return the parameters of a function, each with its type: one of ``KINDS``, or None if it is not known.
 
-    It is that of the annotation (``list[int]`` is a list, ``int | None`` an int), or else of the default. It is None if
-    neither says so.
+    The type is that of the annotation (``list[int]`` is a list, ``int | None`` an int), or else of the default.
 
     Args:
         function: the function.
-        by_name: whether arguments are given by name alone.
+        by_name: whether arguments are only given by name.
 
     Raises:
-        AppDefError: an annotation names what does not exist, or a parameter cannot be given by name.
+        AppDefError: an annotation cannot be evaluated, or a parameter cannot be given by name.
     """
     name = getattr(function, "__name__", repr(function))
     called: Any = function.func if isinstance(function, functools.partial) else function
     if not (inspect.isroutine(called) or isinstance(called, type) or hasattr(called, "__wrapped__")):
-        called = type(called).__call__  # an object that can be called
+        called = type(called).__call__  # a callable object
     try:
-        # A signature would leave text within types, and all text in the signatures that some decorators set.
+        # A signature would not evaluate text inside of types, or any text if a decorator has set it.
         hints = typing.get_type_hints(called)
-    except Exception as error:  # whatever the evaluation of an annotation raises
+    except Exception as error:  # evaluating an annotation can raise anything
         raise AppDefError(
             f"The annotations of {name}() cannot be evaluated: {error}. Name a type that the module has."
         ) from None
@@ -85,10 +85,10 @@ def parameters_of(
 
 
 def check_returned(function: Callable[..., Any]) -> None:
-    """Reject a function whose return annotation says that what it returns cannot be recorded.
+    """Reject a function whose return annotation is a type that cannot be recorded.
 
     Raises:
-        AppDefError: it cannot.
+        AppDefError: no value of that type can be recorded.
     """
     hint = typing.get_type_hints(function).get("return", Any)
     if (unfit := _unfit(hint)) is None:
@@ -101,7 +101,7 @@ def check_returned(function: Callable[..., Any]) -> None:
 
 
 def _unfit(hint: Any) -> Any:
-    """Return the part of a return annotation of which no value can be recorded; None if there is none."""
+    """Return the part of a return annotation that cannot be recorded; None if there is none."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         parts = [_unfit(member) for member in typing.get_args(hint) if member is not type(None)]
@@ -130,10 +130,10 @@ def _kind(hint: Any) -> type | None:
 
 
 def parse(text: str, kind: type) -> Any:
-    """Return the value of this kind that the text is, as KFP writes it.
+    """Parse a value of this type from text as written by KFP.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a value.
     """
     if kind is str:
         return text
@@ -152,7 +152,7 @@ def parse(text: str, kind: type) -> Any:
 def arguments(
     function: Callable[..., Any], words: Sequence[str], run: Run | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the arguments for which words stand, and those that the run reads, and how each parameter got its value.
+    """Return the arguments of a call, and for each parameter its value and origin as text.
 
     Args:
         function: the function.
@@ -160,7 +160,7 @@ def arguments(
         run: the run of this process; None outside of a stage.
 
     Raises:
-        AppDefError: a word fits no parameter, or a parameter has no value.
+        AppDefError: a word does not match a parameter, or a parameter has no value.
     """
     parameters = parameters_of(function)
     values: dict[str, Any] = {}
@@ -186,10 +186,10 @@ def arguments(
 
 
 def _fit(function: str, name: str, value: Any, kind: type | None) -> Any:
-    """Return a value that was read, as the annotation of its parameter says.
+    """Convert a value that was read to the type of its parameter.
 
     Raises:
-        AppDefError: it is another one.
+        AppDefError: it has another type.
     """
     if kind is None or type(value) is kind or (kind in (list, dict) and isinstance(value, kind)):
         return value
@@ -211,7 +211,7 @@ def _fit(function: str, name: str, value: Any, kind: type | None) -> Any:
 def _read(
     function: str, parameters: Mapping[str, tuple[inspect.Parameter, type | None]], run: Run | None
 ) -> dict[str, tuple[Any, str]]:
-    """Return the values that the stages recorded that this one reads, each with its stage."""
+    """Return the values of these parameters that parents recorded, each with the alias of its stage."""
     sources = run.parents if run and parameters else {}
     values: dict[str, tuple[Any, str]] = {
         name: (_returned(sources[name]), name)
@@ -254,7 +254,7 @@ def _read(
 
 
 def _returned(source: Run | FanIn) -> Any:
-    """Return all that a stage has returned, or each run of a fan-in."""
+    """Return everything that a stage returned; for a fan-in, a list."""
     if isinstance(source, FanIn):
         return [_returned(run) for run in source]
     return _with_metadata(source, _results_if_any(source)) or source.results()
@@ -265,12 +265,12 @@ def _results_if_any(source: Run | FanIn) -> dict[str, Any] | list[dict[str, Any]
         return [typing.cast("dict[str, Any]", _results_if_any(run)) for run in source]
     try:
         return source.results()
-    except NotRecordedError:  # it is read for another reason
+    except NotRecordedError:  # the stage may be read only for its artifacts
         return {}
 
 
 def _lacking(name: str, sources: Mapping[str, Run | FanIn], results: Mapping[str, Any]) -> str:
-    """Return which runs of a fan-in lack a result that others have; empty if there are none."""
+    """Describe the runs of a fan-in that lack a result of others; empty if there are none."""
     for alias, source in sources.items():
         if isinstance(source, FanIn):
             without = [run.id for run, found in zip(source, results[alias], strict=True) if name not in found]
@@ -280,7 +280,7 @@ def _lacking(name: str, sources: Mapping[str, Run | FanIn], results: Mapping[str
 
 
 def _with_metadata(source: Run | FanIn, results: Any) -> Any:
-    """Return results together with the lists and dicts that functions have returned with them."""
+    """Add the lists and dicts that a function returned to its results."""
     if isinstance(source, FanIn):
         return [_with_metadata(run, found) for run, found in zip(source, results, strict=True)]
     returned = {name: value for name, value in source.metadata().items() if isinstance(value, (list, dict))}
@@ -292,17 +292,17 @@ def _having(name: str, results: Mapping[str, Any]) -> list[str]:
 
 
 def _names(found: Mapping[str, Any] | list[dict[str, Any]]) -> list[str]:
-    """Return the names that a stage recorded, or all iterations of one."""
+    """Return the names of a stage's results; for a fan-in, those that all its runs recorded."""
     if not isinstance(found, list):
         return [*found]
     return [name for name in (found[0] if found else ()) if all(name in each for each in found)]
 
 
 def record(function: str, returned: object, run: Run | None) -> None:
-    """Record what a function returned, or print it as JSON outside of a stage.
+    """Record the value that a function returned, or print it as JSON outside of a stage.
 
     Raises:
-        RefusedError: something of it cannot be recorded. All else is.
+        RefusedError: an item cannot be recorded. The others were recorded.
     """
     if returned is None:
         return
@@ -317,7 +317,7 @@ def record(function: str, returned: object, run: Run | None) -> None:
     problems: list[RefusedError] = []
     for name, value in named.items():
         with contextlib.suppress(TypeError):
-            value = plain(value)  # an array is a list
+            value = plain(value)  # an array becomes a list
         try:
             if isinstance(value, (list, dict)):
                 encode_json({name: value}, f"metadata {name!r} of the run {run.id!r}")
@@ -326,7 +326,7 @@ def record(function: str, returned: object, run: Run | None) -> None:
                 results |= check_results(run.id, {name: value})
         except RefusedError as error:
             problems.append(error)
-    # Results first: other stages read them.
+    # Results first, because other stages read them.
     if results:
         run.put(results)
     if metadata:
@@ -345,10 +345,10 @@ def load(module: str, function: str) -> Callable[..., Any]:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # a module that it imports
+            raise  # about another module, which it imports
         raise AppDefError(
-            f"There is no module {error.name!r}. It must be in the image, or in the workspace that travels with the "
-            "run (--workspace DIR); here, in the folder of the pipeline's file or the current one."
+            f"There is no module {error.name!r}. It must be in the image or in the workspace (--workspace DIR); in a "
+            "local run, it may also be in the folder of the pipeline's file or the current folder."
         ) from None
     functions = [name for name, value in vars(found).items() if inspect.isfunction(value)]
     if not callable(getattr(found, function, None)):
@@ -357,7 +357,7 @@ def load(module: str, function: str) -> Callable[..., Any]:
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print an error of the application without the frames that led into it: of this module, and of imports."""
+    """Print an error of the application without the frames of this module and of the import system."""
     trace = error.__traceback__
     while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith((__file__, importlib.__file__, "<")):
         trace = trace.tb_next
@@ -365,7 +365,7 @@ def _print_traceback(error: Exception) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Call the function that the words name: ``-m MODULE FUNCTION NAME=VALUE...``."""
+    """Call a function: ``-m MODULE FUNCTION NAME=VALUE...``."""
     if len(words) < 3 or words[0] != "-m":
         sys.exit("usage: python -m torchx_kfp.tracking.call -m MODULE FUNCTION [NAME=VALUE ...]")
     try:
@@ -383,7 +383,7 @@ def main(words: Sequence[str]) -> None:
             record_arguments(run, given)
         returned = function(**values)
     except Exception as error:
-        sys.last_value = error  # as Python does: so MLflow is told at the end that this has failed
+        sys.last_value = error  # as Python does: MLflow looks for it at exit
         if isinstance(error, AppDefError):
             sys.exit(f"torchx-kfp: {error}")
         _print_traceback(error)

@@ -1,4 +1,4 @@
-"""Curves: the values of a metric over the steps of a training, a limited number of points however long it is."""
+"""Curves: the values of a metric over the steps of a training, as a limited number of points."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torchx_kfp.common.text import SuggestingDict
 if TYPE_CHECKING:
     import pandas
 
-#: What an entry has of the points, one list each.
+#: The columns of an entry: one list each.
 _COLUMNS = ("steps", "values", "times")
 
 
 class Point(NamedTuple):
-    """A value that was logged at a step. ``time`` is in seconds since 1970."""
+    """A value logged at a step. ``time`` is in seconds since 1970."""
 
     step: int
     value: float
@@ -30,12 +30,11 @@ _order, _value = attrgetter("step", "time"), attrgetter("value")
 
 @dataclass(frozen=True)
 class Curve:
-    """The values that a run has logged with one name, in the order of their steps.
+    """The values that a run logged under one name, in the order of steps.
 
     Attributes:
-        points: the points that were kept, about 1,000 for each process. The last one, the smallest and the largest of
-            all values are always among them.
-        count: the number of values that were logged.
+        points: the points kept, about 1,000 for each process, always with the last, smallest and largest values.
+        count: the number of values logged.
     """
 
     points: tuple[Point, ...]
@@ -48,26 +47,26 @@ class Curve:
 
     @property
     def min(self) -> Point:
-        """The smallest value. NaN does not count, unless all values are NaN."""
+        """The smallest value. NaN is ignored unless all values are NaN."""
         return min(_comparable(self.points), key=_value)
 
     @property
     def max(self) -> Point:
-        """The largest value, likewise."""
+        """The largest value. NaN is ignored unless all values are NaN."""
         return max(_comparable(self.points), key=_value)
 
 
 class History(SuggestingDict[Curve]):
-    """The curves of a run by name. A name that does not exist raises ``UnknownNameError``."""
+    """The curves of a run by name. An unknown name raises ``UnknownNameError``."""
 
     def __init__(self, curves: Mapping[str, Curve] | None = None) -> None:
         way_out = "A stage logs metrics with current_run().log(step, loss=0.3)."
         super().__init__(curves or {}, "The run", "metric", way_out)
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return the points as a pandas DataFrame with a row for each step and a column for each name.
+        """Return a pandas DataFrame with a row for each step and a column for each name.
 
-        A name without a point at a step has NaN there. Of several points at one step, the last one counts.
+        Missing points are NaN. Of several points at one step, the last one counts.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -82,7 +81,7 @@ class History(SuggestingDict[Curve]):
 
 
 class GrowingCurve:
-    """The points of one name while they are logged: evenly spread ones, and the last, smallest and largest one."""
+    """A curve during logging: evenly spread points, and the last, smallest and largest one."""
 
     def __init__(self) -> None:
         self._spread: list[Point] = []
@@ -90,7 +89,7 @@ class GrowingCurve:
         self._all = Curve((), 0)
 
     def add(self, point: Point, limit: int) -> None:
-        """Add a point, and keep at most this number of evenly spread points."""
+        """Add a point, and keep at most ``limit`` evenly spread points."""
         if self._all.count % self._every == 0:
             self._spread.append(point)
         while len(self._spread) > limit:
@@ -100,7 +99,7 @@ class GrowingCurve:
         self._all = Curve((known.min, known.max, known.last), known.count)
 
     def curve(self) -> Curve:
-        """Return the points that are kept, and the number of all."""
+        """Return the points kept, and the number of all points."""
         return Curve(tuple(sorted({*self._spread, *self._all.points}, key=_order)), self._all.count)
 
 
@@ -113,7 +112,7 @@ def encode_curves(curves: Mapping[str, Curve]) -> dict[str, object]:
 
 
 def join_curves(history: Mapping[str, Curve], content: Mapping[str, Any]) -> History:
-    """Return the curves of a run with those of another process, which are in an entry.
+    """Return the curves of a run together with those in the entry of another process.
 
     Raises:
         KeyError, TypeError, ValueError: the entry is malformed.
@@ -130,5 +129,5 @@ def join_curves(history: Mapping[str, Curve], content: Mapping[str, Any]) -> His
 
 
 def _comparable(points: Sequence[Point]) -> Sequence[Point]:
-    """Return the points other than NaN, if there are any."""
+    """Return the points that are not NaN, or all if there are only NaN."""
     return [point for point in points if point.value == point.value] or points

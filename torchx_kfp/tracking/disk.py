@@ -1,4 +1,4 @@
-"""The store in a local directory. It does not use fsspec, which cannot write a file atomically and durably."""
+"""The store in a local directory, without fsspec, which cannot write files atomically and durably."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from torchx_kfp.tracking.store import File, Store
 
 T = TypeVar("T")
 
-#: The bytes that Linux's file systems allow in one name.
+#: The longest file name on Linux, in bytes.
 _MAX_NAME = 255
-#: The bytes that Linux allows in a path.
+#: The longest path on Linux, in bytes.
 _MAX_PATH = 4095
-#: How many calls are made at once, for network file systems.
+#: The number of concurrent calls, for network file systems.
 _THREADS = 8
 
 
 class DiskStore(Store):
     """A store with one file for each key, below a directory.
 
-    Only files in it are read: a link out of it, which somebody else may have made, is not a result. Listings leave
-    links out.
+    Only files in the directory are read: a link that leads out of it, which somebody else may have made, is not a
+    result. Listings omit links.
 
     Args:
         base: the tracker base as the user gave it.
@@ -81,7 +81,7 @@ class DiskStore(Store):
     @contextlib.contextmanager
     def locked(self, key: str) -> Iterator[None]:
         descriptor = None
-        # Whatever is wrong with the place, the write says. There are file systems without locks.
+        # The write reports problems with the place. Some file systems do not have locks.
         with contextlib.suppress(OSError, TrackerError):
             folder = os.path.dirname(self._path(key))
             make_folder(folder, self._folder_mode())
@@ -91,18 +91,18 @@ class DiskStore(Store):
             yield
         finally:
             if descriptor is not None:
-                with contextlib.suppress(OSError):  # a process that was forked meanwhile has the descriptor, too
+                with contextlib.suppress(OSError):  # a process forked in the meantime shares the descriptor
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
     def _folder_mode(self) -> int | None:
-        """Return the mode bits of the base for folders in it: if all may write there, so may another user's stage."""
+        """Return the permissions of the base, for new folders: stages of other users may have to write there."""
         with contextlib.suppress(FileNotFoundError):
             return os.stat(self.folder).st_mode & 0o2777
         return None
 
     def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:
-        """Copy files atomically. A crash of the machine may lose them, which their digests show."""
+        """Copy files atomically. They may be lost in a crash of the machine, which their digests reveal."""
         for key, (path, _) in files.items():
             try:
                 with open(path, "rb", buffering=0) as file:
@@ -122,7 +122,7 @@ class DiskStore(Store):
                 copy_content(source, copy)
 
     def remove(self, key: str) -> None:
-        """Remove a file, and the folders that are empty afterwards."""
+        """Remove a file, and folders that become empty."""
         try:
             os.unlink(self._path(key))
         except FileNotFoundError:
@@ -132,11 +132,11 @@ class DiskStore(Store):
         self._remove_empty_folders(key)
 
     def _remove_empty_folders(self, key: str) -> None:
-        """Remove the folders of a key that are empty, the innermost first."""
+        """Remove the empty folders of a key, the innermost first."""
         while key := key.rpartition("/")[0]:
             try:
                 os.rmdir(self._path(key))
-            except OSError:  # it is not empty, or another process was faster
+            except OSError:  # not empty, or removed by another process
                 return
 
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
@@ -153,18 +153,18 @@ class DiskStore(Store):
     def _path(self, key: str) -> str:
         # Names on disk are UTF-8, whatever the process's locale is.
         path = self.location(os.fsdecode(key.encode()))
-        # A long path could be opened name by name, but not by other programs.
+        # Other programs could not open a longer path.
         if len(os.fsencode(path)) > _MAX_PATH or any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
             limits = f"file systems allow names of {_MAX_NAME} bytes, and paths of {_MAX_PATH:,}"
             raise self.problem("use", key, OSError(errno.ENAMETOOLONG, limits))
         return path
 
     def _walk(self, prefix: str, *, private: bool = True) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield everything that is, or lies below, the prefix, except folders.
+        """Yield all files at or below the prefix, with their status.
 
         Args:
             prefix: a key; empty for the whole base.
-            private: whether to go into the tracker's own folder.
+            private: whether to include the tracker's own folder.
         """
         if prefix:
             try:
@@ -176,7 +176,7 @@ class DiskStore(Store):
             if not stat.S_ISDIR(state.st_mode):
                 yield prefix, state
                 return
-        waiting = [prefix]  # no recursion: a key may have more parts than Python's stack allows
+        waiting = [prefix]  # no recursion: keys may be nested deeper than Python's stack
         while waiting:
             key = waiting.pop()
             try:
@@ -191,7 +191,7 @@ class DiskStore(Store):
             for entry in found:
                 try:
                     name, state = os.fsencode(entry.name).decode(), entry.stat(follow_symlinks=False)
-                except (FileNotFoundError, UnicodeDecodeError):  # removed since, or not a key of a tracker
+                except (FileNotFoundError, UnicodeDecodeError):  # removed in the meantime, or not a key
                     continue
                 below = f"{key}/{name}" if key else name
                 if not stat.S_ISDIR(state.st_mode):
@@ -213,7 +213,7 @@ class DiskStore(Store):
 
 
 def _once_more(action: Callable[[], T]) -> T:
-    """Return the action's value, and try a second time if another client of NFS has just replaced the file."""
+    """Return the action's value; try again once if another NFS client has just replaced the file."""
     try:
         return action()
     except OSError as error:

@@ -1,13 +1,13 @@
-"""Append-only records about runs, one small file each: an entry.
+"""Entries: append-only records about runs, one small file each.
 
-So the processes of a run can record at the same time without locks, and an entry is never half replaced. Entries are
-named by the time, which is their order, and by the fields that they have. They are in a folder below the tracker base
-that keys of results cannot name and listings of results leave out, with one folder for each run::
+The processes of a run can record concurrently without locks, and no entry is ever replaced in part. An entry's name has
+its time, which gives the order, and its fields. Entries are in a folder below the tracker base that keys of results
+cannot name and listings of results omit, with one folder for each run::
 
     <tracker base>/.torchx_kfp/runs/<run id>/<nanoseconds>-<random>.<field>[.<field>]    {"<field>": ...}
 
-``<run id>`` is that of a stage, or a whole pipeline run. ``records`` says which fields there are. The programs that
-commands carry share the layout (``carried.storage``).
+``<run id>`` is that of an execution, or of a pipeline run. ``records`` has the fields. The programs that commands carry
+use the same layout (``carried.storage``).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: For more pipeline runs than these, all entries are listed at once: a request lists a thousand keys of S3, and whoever
-#: asks for so many runs mostly asks for all.
+#: For more pipeline runs than this, all entries are listed at once: one request lists a thousand keys of S3, and most
+#: callers with so many runs want all of them.
 _FEW_RUNS = 64
-#: The bytes of an array that is recorded as a list.
+#: The largest array that is recorded as a list, in bytes.
 _LARGEST_ARRAY = 1 << 20
 #: In a folder, the two slashes of an app handle become one: ``local_cwd://session/app``.
 _HANDLE = re.compile(r"^([A-Za-z][A-Za-z0-9_.+-]*:)/(?!/)")
-#: The warnings that this process has logged, or their kinds.
+#: The warnings logged by this process, or their kinds.
 _warned: set[str] = set()
 
 
 class Found(dict[str, T]):
-    """What could be read, by key or run id.
+    """Values by key or run id.
 
     Attributes:
-        problems: the errors for files that could not be understood, and are left out.
+        problems: the errors of malformed files, which are left out.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str
     Args:
         store: the store of the tracker base.
         run_id: the run.
-        fields: what is recorded, in a form that JSON can represent.
-        name: the name of the entry, by default the time. A second entry with the same name and fields replaces the
-            first one.
+        fields: JSON values.
+        name: the entry's name; the default is the time. A second entry with the same name and fields replaces the
+            first.
 
     Raises:
         RefusedError: the run id cannot be a key.
@@ -72,7 +72,7 @@ def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str
 
 
 def list_entries(store: Store, run_ids: Iterable[str] | None = None) -> list[str]:
-    """Return the keys of the entries about these runs and the runs of their stages, or about all runs."""
+    """Return the keys of the entries about these runs and their executions; by default, about all runs."""
     groups: dict[str, list[str]] = {}
     for run_id in dict.fromkeys(run_ids or ()):
         groups.setdefault(pipeline_run(run_id), []).append(key_text(run_id))
@@ -80,7 +80,7 @@ def list_entries(store: Store, run_ids: Iterable[str] | None = None) -> list[str
     if run_ids is not None and len(groups) <= _FEW_RUNS:
         prefixes = [f"{RUNS}/{found[0] if len(found) == 1 else run}" for run, found in groups.items()]
     found = store.each(store.list_files, prefixes)
-    return [file.key for files in found for file in files if is_key(run_id_of(file.key))]  # others may write here, too
+    return [file.key for files in found for file in files if is_key(run_id_of(file.key))]  # others may write here
 
 
 def run_id_of(key: str) -> str:
@@ -89,14 +89,15 @@ def run_id_of(key: str) -> str:
 
 
 def warn_once(text: str, kind: str = "") -> None:
-    """Log a warning, unless this process has already logged it, or one of its kind."""
+    """Log a warning once in each process, or one of each kind."""
     if (kind or text) not in _warned:
         _warned.add(kind or text)
         _logger.warning("%s", text)
 
 
 def encode_json(content: Mapping[str, object], what: str) -> bytes:
-    """Return an entry as JSON. Scalars and small arrays of NumPy, PyTorch and their like are numbers and lists.
+    """Encode an entry as JSON. Scalars and small arrays of NumPy, PyTorch and similar libraries become numbers and
+    lists.
 
     Raises:
         RefusedError: JSON cannot represent it.
@@ -111,10 +112,10 @@ def encode_json(content: Mapping[str, object], what: str) -> bytes:
 
 
 def plain(value: object) -> object:
-    """Return the number or list for a scalar or an array.
+    """Convert a scalar or an array to a number or a list.
 
     Raises:
-        TypeError: it is something else, or a large array.
+        TypeError: the value is neither, or the array is too large.
     """
     if (number := scalar(value)) is not None:
         return number
@@ -128,7 +129,7 @@ def plain(value: object) -> object:
 
 
 def _verify_keys(content: object) -> None:
-    """Raise TypeError if a dict has a key that is not text: JSON would change it, and could lose another one."""
+    """Raise TypeError if a dict has a key that is not text: JSON would convert it, and two keys could become equal."""
     if isinstance(content, Mapping):
         for key, value in content.items():
             if not isinstance(key, str):
@@ -140,7 +141,7 @@ def _verify_keys(content: object) -> None:
 
 
 def from_json(kind: Callable[..., T], content: Mapping[str, Any]) -> T:
-    """Return the dataclass with these values, which have the types of its fields. Other names are left out.
+    """Make a dataclass from a JSON object, and check the types of its fields. Unknown names are ignored.
 
     Raises:
         TypeError: a value is missing or has another type.

@@ -1,7 +1,7 @@
-"""Lineage: the sources of runs, and what follows from them.
+"""Lineage: the sources of runs, and the graph that they form.
 
-The start is the first entry of a stage, written before its application begins its work, so that a tracker base that
-cannot be written is noticed at once rather than after a training. It has the sources that the pipeline declares.
+The start is the first entry of an execution, written before the application begins its work: a tracker base that cannot
+be written is reported at once, not after a training. It has the sources that the pipeline declares.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torchx_kfp.tracking.store import Store, is_key, new_entry_name
 
 _logger = logging.getLogger(__name__)
 
-#: Begins the names of the first entries of a stage, which sort before names that begin with the time. Each process has
-#: its own, if several start one after the other: the first start counts.
+#: The prefix of the names of starts, which sort before names that begin with the time. If several processes start one
+#: after the other, each has its own entry, and the first one counts.
 _START = "0-start-"
 #: The number of this process among those of a launcher, their number, and how many of them are on this machine:
 #: torchrun and DeepSpeed, and mpirun of Open MPI and of MPICH.
@@ -34,13 +34,13 @@ _RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
-#: What this process has recorded: tracker base, run id, and the source or "start".
+#: Entries that this process has written: tracker base, run id, and the source or "start".
 _recorded: set[tuple[str, str, object]] = set()
 _NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
 
 
 def declared_sources(parents: Mapping[str, protocol.RunIds]) -> list[Source]:
-    """Return the runs that a stage reads as the pipeline declares it. Empty run ids are left out."""
+    """Return the sources that the pipeline declares for a stage. Empty run ids are left out."""
     return [
         Source(source, alias=alias)
         for alias, ids in parents.items()
@@ -64,8 +64,8 @@ def rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def record_start_once(store: Store, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
-    """Record the start of this stage and the runs that it reads, once, in one entry. Of several ranks, the first
-    does so.
+    """Record the start of this execution and its declared sources, once, in one entry. Of several ranks, the first does
+    so.
 
     Raises:
         TrackerError: the tracker base cannot be written, so results could not be recorded either.
@@ -78,7 +78,7 @@ def record_start_once(store: Store, context: protocol.StageContext, environ: Map
     fields["started"] = vars(Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None))
     try:
         add_entry(store, context.run_id, fields, f"{_START}{new_entry_name()}")
-    except RefusedError as error:  # results can still be recorded under such a name
+    except RefusedError as error:  # results can still be recorded under this name
         _logger.warning(_NO_LINEAGE, context.run_id, error)
     except TrackerError as error:
         raise type(error)(
@@ -89,7 +89,7 @@ def record_start_once(store: Store, context: protocol.StageContext, environ: Map
 
 
 def record_use_once(store: Store, run_id: str, source: Source) -> None:
-    """Record that a run uses a source, once. A stage that can read does not fail if this cannot be recorded."""
+    """Record once that a run uses a source. A failure is only logged, so that a stage that can read does not fail."""
     what = (store.base, run_id, source)
     if what in _recorded:
         return
@@ -101,16 +101,16 @@ def record_use_once(store: Store, run_id: str, source: Source) -> None:
 
 
 def read_parents(store: Store, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
-    """Return what stages have recorded at their starts: by run id and alias, the run ids that they were given.
+    """Return the parents that executions recorded at their starts: run ids by alias, by run id of the execution.
 
-    A record has each source once. Here, the run ids of a fan-in are complete and in order.
+    Unlike the sources of a record, which are unique, the run ids of a fan-in are complete and in order.
     """
     starts: dict[str, str] = {}
-    for key in sorted(list_entries(store, run_ids)):  # each process that begins may have recorded the same
+    for key in sorted(list_entries(store, run_ids)):  # several processes may have recorded the same
         if key.rpartition("/")[2].startswith(_START) and "sources" in fields_of(key):
             starts.setdefault(run_id_of(key), key)
     found: dict[str, dict[str, list[str]]] = {}
-    for run_id, text in zip(starts, store.read_records(list(starts.values())), strict=True):
+    for run_id, text in zip(starts, store.read_files(list(starts.values())), strict=True):
         if text is None or isinstance(text, CorruptResultError):
             continue
         with contextlib.suppress(LookupError, RecursionError, TypeError, ValueError):  # something else wrote it
@@ -125,12 +125,11 @@ class Link:
     """A link between a run and one of its sources.
 
     Attributes:
-        source: the run id, or the name of an external source, that was used.
+        source: the run id or the name of the external source.
         run_id: the run that used it.
-        alias: the name with which the pipeline declares the source, if it does.
-        artifacts: the artifacts of the source that were used; if the run has not named any, all artifacts of the
-            source.
-        named: whether the run has named the artifacts that it used.
+        alias: the source's alias in the pipeline, if it is declared there.
+        artifacts: the artifacts that were used; if the run did not name any, all artifacts of the source.
+        named: whether the run named the artifacts that it used.
     """
 
     source: str
@@ -146,9 +145,9 @@ class Lineage:
 
     Attributes:
         run_ids: the runs themselves.
-        ancestors: the runs and other sources that they were made from, directly or indirectly, the nearest first.
-        descendants: the runs that were made from them, likewise.
-        links: all links among these, beginning with the farthest ancestor.
+        ancestors: the runs and external sources from which they were made, directly or indirectly, the nearest first.
+        descendants: the runs that were made from them, directly or indirectly, the nearest first.
+        links: all links between these, beginning with the farthest ancestor.
     """
 
     run_ids: tuple[str, ...]
@@ -165,8 +164,8 @@ def read_lineage(
     Args:
         store: the store of the tracker base.
         run_ids: the runs.
-        sources: the sources of all runs, by run id; by default, those that all runs have recorded. A run records the
-            runs that it uses, so that a stage with a thousand sources writes one entry rather than a thousand.
+        sources: the sources of all runs by run id; by default, they are read from the store. Each run records its own
+            sources, so a run with a thousand sources writes one entry.
     """
     if sources is None:
         sources = {run_id: record.sources for run_id, record in read_records(store, None, ["sources"]).items()}
@@ -198,7 +197,7 @@ def read_lineage(
 
 
 def _reachable(starts: Iterable[str], neighbours: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """Return everything that can be reached from the starts, the nearest first. There may be cycles."""
+    """Return everything reachable from the starts, the nearest first. The graph may have cycles."""
     seen = dict.fromkeys(starts)
     own = len(seen)
     waiting = list(seen)

@@ -20,29 +20,30 @@ from torchx_kfp.tracking.store import File, Store
 
 T = TypeVar("T")
 
-#: The protocols of stores that have named objects, but no folders.
+#: The protocols of object stores, which do not have folders.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2", "tos", "obs"}
-#: The longest name of an object on S3 and Google Cloud Storage, in bytes of UTF-8.
+#: The longest object name on S3 and Google Cloud Storage, in bytes of UTF-8.
 _MAX_OBJECT_NAME = 1024
-#: How many requests are made at once. S3 allows thousands; a client in Python makes some hundred in a second.
+#: The number of concurrent requests. S3 allows thousands; a Python client makes some hundred in a second.
 _REQUESTS = 64
-#: The number of bytes that add a second to the time for a write.
+#: The bytes that add one second to the time limit of a write.
 _BYTES_PER_SECOND = 100_000
-#: What a file of many counts for, besides its bytes: a client in Python sends some hundred requests in a second.
+#: The bytes that a file adds to that time limit besides its own: each one is a request.
 _BYTES_PER_FILE = 10_000
-#: The bytes of a small file, of which so many are on their way at once; of a large one, the driver sends parts at once.
+#: The largest small file, in bytes, and the number of small files sent concurrently. The driver sends parts of a large
+#: file concurrently.
 _SMALL, _AT_ONCE = 1 << 20, 64
-#: How many parts of a large file are on their way to or from S3 at once, and the bytes of one that is sent. One that
-#: comes has 50 MiB. s3fs's own numbers, 10 parts of 50 MiB, take half a gigabyte of memory.
-_PARTS, _PART = 4, 8 << 20
-#: The errors of a disk of this machine to which a file is copied.
+#: The number of concurrent parts of a large file on S3, and the size of a part that is sent; parts that are received
+#: have 50 MiB. The defaults of s3fs, 10 parts of 50 MiB, take half a gigabyte of memory.
+_CONCURRENT_PARTS, _PART_SIZE = 4, 8 << 20
+#: The errors of a full local disk.
 _LOCAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: The fields in which fsspec's file systems give the time at which a file was written.
+#: The fields with the modification time of a file in fsspec's file systems.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
-#: What drivers say of a range that an object does not have. They put names into their messages as well.
+#: Matches drivers' messages about a range beyond the end of an object. They also contain names of objects.
 _RANGE = re.compile(r"\bInvalidRange\b|[Rr]ange (?:is )?not satisfiable|\b416\b")
 
-#: Exceptions of drivers that find no credentials, botocore and google-auth -> where they look for them.
+#: The exceptions of botocore and google-auth for missing credentials, and where to provide them.
 _NO_CREDENTIALS = {
     "NoCredentialsError": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write ~/.aws/credentials and set "
     "AWS_PROFILE; for a server other than Amazon's, set AWS_ENDPOINT_URL as well.",
@@ -53,7 +54,7 @@ _NO_CREDENTIALS = {
 
 def open_filesystem(base: str, patience: float) -> tuple[Any, str]:
     """Return the file system of a tracker base, and the path on it: see ``open_storage``."""
-    options = {"use_listings_cache": False, "max_concurrency": _PARTS}
+    options = {"use_listings_cache": False, "max_concurrency": _CONCURRENT_PARTS}
     filesystem, path = open_storage(base, patience, {"max_pool_connections": _REQUESTS}, options)
     return filesystem, path
 
@@ -65,7 +66,7 @@ class FsspecStore(Store):
     """
 
     def __init__(self, base: str, filesystem: Any, path: str, patience: float) -> None:
-        # Other file systems, such as SFTP, may not allow calls from several threads.
+        # Others, such as SFTP, may not allow calls from several threads.
         self._asynchronous = all(getattr(layer, "async_impl", False) for layer in _layers(filesystem))
         super().__init__(base, _REQUESTS if self._asynchronous else 1)
         self._patience = patience
@@ -82,7 +83,7 @@ class FsspecStore(Store):
 
     @property
     def _fs(self) -> Any:
-        """The file system for this process, and for this thread if its calls are not asynchronous."""
+        """The file system of this process, or of this thread if it is not asynchronous."""
         owner = os.getpid(), 0 if self._asynchronous else threading.get_ident()
         opened, of = self._opened
         if of != owner:
@@ -95,7 +96,7 @@ class FsspecStore(Store):
 
     def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | None]:
         paths = [self._path(key) for key in keys]
-        # With a range, s3fs does not ask for the size first.
+        # With a range, s3fs does not request the size first.
         found = self._fs.cat_ranges(paths, 0, most, on_error="return", batch_size=_REQUESTS)
         for key, path, content in zip(keys, paths, found, strict=True):
             if not isinstance(content, BaseException):
@@ -108,8 +109,8 @@ class FsspecStore(Store):
                 raise self.problem("read", key, content) from content
 
     def _is_empty(self, path: str, error: BaseException) -> bool:
-        """Tell whether an object has no first byte, so that its range was rejected."""
-        with contextlib.suppress(Exception):  # an error that is about something else counts itself
+        """Check whether the range was rejected because the object is empty."""
+        with contextlib.suppress(Exception):  # the first error is reported
             return bool(_RANGE.search(str(error))) and self._fs.size(path) == 0
         return False
 
@@ -124,7 +125,7 @@ class FsspecStore(Store):
             raise self.problem("write", key, error) from error
 
     def _timed(self, call: Coroutine[Any, Any, T], size: int) -> T:
-        """Return the value of a coroutine that sends bytes, unless it takes too long for this size."""
+        """Return the value of a coroutine that sends bytes, within a time limit for this size."""
         seconds = self._patience + WRITE_SECONDS + size / _BYTES_PER_SECOND
         future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), self._fs.loop)
         try:
@@ -132,12 +133,12 @@ class FsspecStore(Store):
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer in {seconds:g} s") from None
         except BaseException:
-            # After Ctrl-C, an abandoned write must not arrive later and replace the next one.
+            # After Ctrl-C, an abandoned write must not replace a later one.
             future.cancel()
             raise
 
     def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:
-        given = {"chunksize": _PART} if self._is_s3 else {}
+        given = {"chunksize": _PART_SIZE} if self._is_s3 else {}
         for group, at_once in _groups(files):
             here, there = [path for path, _ in group.values()], [self._path(key) for key in group]
             try:
@@ -173,10 +174,10 @@ class FsspecStore(Store):
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
         path = self._path(prefix) if prefix else self._root
         where, _, name = path.rpartition("/")
-        # There may be an object of this name as well as others below it. One request lists both.
+        # An object may have this name while others are below it. One request lists both.
         given = {"path": where, "prefix": name} if prefix and self._objects else {"path": path}
         try:
-            self._fs.invalidate_cache()  # other processes also write
+            self._fs.invalidate_cache()  # other processes write, too
             found = self._fs.find(**given, detail=True)
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
@@ -186,7 +187,7 @@ class FsspecStore(Store):
             raise self.problem("list", "", error) from error
         files = [
             File(name[len(self._root) + 1 :], int(entry["size"] or 0), _modified(entry))
-            # adlfs returns a list if the path is that of an object.
+            # adlfs returns a list for the path of an object.
             for name, entry in (found.items() if isinstance(found, dict) else ())
             if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
         ]
@@ -221,7 +222,7 @@ class FsspecStore(Store):
         if way_out:
             return MissingCredentialsError(f"No credentials were found for the tracker base {self.base!r}. {way_out}")
         where = self.location(key) if key else self.base
-        # Writing to a missing bucket is "not found". Google's server does not say more.
+        # Google's server only reports "not found" for a missing bucket.
         missing = action == "write" and self._objects and isinstance(error, FileNotFoundError)
         if missing or _bucket_is_missing(error):
             return TrackerBaseError(
@@ -237,14 +238,14 @@ class FsspecStore(Store):
 
 
 def _groups(files: Mapping[str, tuple[str, int]]) -> Iterator[tuple[dict[str, tuple[str, int]], int]]:
-    """Yield the small files and the large ones, with how many of them may be on their way at once."""
+    """Yield the small files and the large ones, each with the number to transfer concurrently."""
     for is_small, at_once in ((True, _AT_ONCE), (False, 1)):
         if group := {key: file for key, file in files.items() if (file[1] <= _SMALL) is is_small}:
             yield group, at_once
 
 
 def _cut_frames(error: BaseException) -> None:
-    """Leave out the frames of drivers, and what led to their errors: they would hide the message in a stage's log."""
+    """Remove frames and contexts of drivers' errors: they would hide the message in a stage's log."""
     error.__traceback__ = None
     error.__suppress_context__ = True
     if error.__cause__ is not None:
@@ -260,13 +261,13 @@ def _modified(entry: Mapping[str, Any]) -> float:
 
 def _layers(filesystem: Any) -> Iterator[Any]:
     """Yield the file system and those that it wraps."""
-    while hasattr(filesystem, "protocol"):  # pyarrow's file systems, which fsspec wraps, are others
+    while hasattr(filesystem, "protocol"):  # file systems of pyarrow, which fsspec wraps, do not have one
         yield filesystem
         filesystem = vars(filesystem).get("fs")
 
 
 def _way_to_credentials(error: BaseException | None) -> str:
-    """Return how to provide credentials, if the driver found none at all; else an empty text."""
+    """Return how to provide credentials if the driver did not find any; otherwise an empty text."""
     while error is not None:
         if type(error).__name__ in _NO_CREDENTIALS:
             return _NO_CREDENTIALS[type(error).__name__]

@@ -1,4 +1,4 @@
-"""The tracker base for programs that run stages, or show runs: everything that is recorded there, and its layout."""
+"""Access to all records below a tracker base, for the programs that run stages and show runs."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ __all__ = [
     "pack_folders",
 ]
 
-#: How many runs that were submitted are read, at most.
+#: The most submitted runs that are read.
 _LAST_SUBMITTED = 20
-#: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
+#: A key that results cannot have. It is always the same, so a store that forbids removal keeps one file.
 _PROBE = f"{PRIVATE}/probe"
 
 
 class Recorder(FsspecResultTracker):
-    """A tracker of results that also has the other records of runs.
+    """A tracker that also reads and writes the other records of runs.
 
-    An entry that cannot be understood is left out, with a warning in the log, and is in ``Records.problems``.
+    Malformed entries are left out, with a warning in the log, and listed in ``Records.problems``.
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str], *, patience: float) -> None:
@@ -77,15 +77,15 @@ class Recorder(FsspecResultTracker):
 
     @property
     def folder(self) -> str | None:
-        """The directory of a local tracker base as an absolute path, and None for another store."""
+        """The absolute path of a local tracker base; None for any other store."""
         return self.store.folder if isinstance(self.store, DiskStore) else None
 
     def add(self, run_id: str, fields: Mapping[str, object]) -> None:
-        """Record something about a run, or a whole pipeline run; ``records.Record`` has the fields.
+        """Record fields of an execution or a pipeline run: see ``records.Record``.
 
         Args:
             run_id: the run.
-            fields: values that JSON can represent.
+            fields: JSON values.
 
         Raises:
             TrackerError: the store cannot be written.
@@ -93,11 +93,11 @@ class Recorder(FsspecResultTracker):
         add_entry(self.store, run_id, fields)
 
     def records(self, run_ids: Iterable[str] | None = None, *fields: str) -> Records:
-        """Return the records of runs and of those of their stages, by default of all runs: see ``records``.
+        """Return the records of these runs and their executions, by default of all runs: see ``records``.
 
         Args:
-            run_ids: ids of pipeline runs, or of runs of stages.
-            fields: the fields of ``Record`` that are wanted, by default all.
+            run_ids: ids of pipeline runs or executions.
+            fields: the fields of ``Record`` to read; by default, all.
         """
         return read_records(self.store, run_ids, fields or FIELDS)
 
@@ -112,13 +112,13 @@ class Recorder(FsspecResultTracker):
         pipeline: str = "",
         stages: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] | None = None,
     ) -> None:
-        """Record the code that travelled with a pipeline run, and what its stages are, if it was submitted.
+        """Record the workspaces of a pipeline run and, if it was submitted, its stages.
 
         Args:
-            run: the run.
-            code: its code.
+            run: the pipeline run.
+            code: its workspaces.
             pipeline: the name of its pipeline.
-            stages: the parts of their keys, and the fingerprints of the files of their code, by their names.
+            stages: by stage, the parts of its cache key, and the fingerprints of the files of its code.
         """
         fields: dict[str, Any] = {"code": [asdict(each) for each in code]}
         known: dict[str, Mapping[str, str]] = {}
@@ -132,9 +132,9 @@ class Recorder(FsspecResultTracker):
         self.add(run, {name: value for name, value in fields.items() if value})
 
     def submitted(self, pipeline: str) -> list[Submitted]:
-        """Return what the stages of the last runs of a pipeline were when they were submitted, the newest run first.
+        """Return the stages of the last submitted runs of a pipeline, the newest run first.
 
-        What other programs have written there is left out.
+        Entries that other programs wrote are left out.
         """
         keys = [key for key in list_entries(self.store) if "submitted" in fields_of(key)]
         last = sorted(keys, key=lambda key: key.rpartition("/")[2], reverse=True)[:_LAST_SUBMITTED]
@@ -148,25 +148,23 @@ class Recorder(FsspecResultTracker):
         return found
 
     def parents(self, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
-        """Return the run ids that stages were given, by their own run ids and the aliases: see ``read_parents``."""
+        """Return the parents of executions by run id and alias: see ``read_parents``."""
         return read_parents(self.store, run_ids)
 
     def run_ids(self, run: str | None = None) -> list[str]:
-        """Return the runs of stages that have recorded anything besides results, sorted.
-
-        ``keys`` are those with results.
+        """Return the executions with records other than results, sorted. ``keys`` returns those with results.
 
         Args:
-            run: the pipeline run to which they belong, by default any.
+            run: the pipeline run to which they belong; by default, any.
         """
         keys = list_entries(self.store, None if run is None else [run])
         return sorted({run_id_of(key) for key in keys if not fields_of(key).issubset(OF_PIPELINE_RUNS)})
 
     def written(self, run: str = "") -> dict[str, float]:
-        """Return when each run recorded something last, in seconds since 1970, by run id.
+        """Return the time of the last record of each run, in seconds since 1970, by run id.
 
         Args:
-            run: the pipeline run to which they belong, by default any.
+            run: the pipeline run to which they belong; by default, any.
         """
         times: dict[str, float] = {}
         for folder in (run, f"{RUNS}/{run}") if run else ("",):
@@ -178,17 +176,17 @@ class Recorder(FsspecResultTracker):
         return times
 
     def last_written(self) -> dict[str, float]:
-        """Return when each pipeline run recorded something last, in seconds since 1970."""
+        """Return the time of the last record of each pipeline run, in seconds since 1970."""
         times: dict[str, float] = {}
         for run_id, modified in self.written().items():
             times[pipeline_run(run_id)] = max(modified, times.get(pipeline_run(run_id), 0.0))
         return times
 
     def verify_writable(self) -> None:
-        """Write a small file, read it, and remove it.
+        """Check the store: write a small file, read it, and remove it.
 
         Raises:
-            TrackerError: it cannot be written or read. A file that cannot be removed is not an error.
+            TrackerError: the file cannot be written or read. Failing to remove it is not an error.
         """
         self.store.write(_PROBE, b"{}")
         self.store.read(_PROBE)
@@ -197,12 +195,12 @@ class Recorder(FsspecResultTracker):
 
 
 def written_folders(base: Path, run: str) -> list[Path]:
-    """Return the folders below a local tracker base to which stages of a pipeline run write."""
+    """Return the folders of a pipeline run below a local tracker base."""
     return [base / run, base / RUNS / run, base / FILES / run]
 
 
 def describe_code(code: Code) -> str:
-    """Return what a user is shown about the code of a run."""
+    """Describe a workspace of a run for users."""
     size = (
         "" if code.files is None or code.size is None else f" ({counted(code.files, 'file')}, {size_text(code.size)})"
     )
@@ -214,6 +212,6 @@ def describe_code(code: Code) -> str:
 
 
 def is_run_id(text: str, run: str) -> bool:
-    """Return whether the text is the run id of a stage of a pipeline run, and can be a key."""
+    """Check whether the text is the run id of an execution of this pipeline run, and a valid key."""
     parts = run_id_parts(text)
     return parts is not None and parts[0] == run and is_key(text)

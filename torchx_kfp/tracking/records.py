@@ -1,7 +1,7 @@
-"""The records of runs: everything that the entries about a run say, folded in the order of time.
+"""The records of runs: the entries about each run, folded in the order of time.
 
-To add a kind of record, add a field to ``Record``, and to ``_FOLDS`` how an entry changes it. Write it with
-``add_entry(store, run_id, field=value)``, and describe it in ``docs/reference/protocol.md``.
+To add a kind of record, add a field to ``Record``, and a function to ``_FOLDS`` that applies an entry to it. Write it
+with ``add_entry(store, run_id, {field: value})``, and describe it in ``docs/reference/protocol.md``.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torchx_kfp.tracking.entries import Found, from_json, list_entries, run_id_o
 from torchx_kfp.tracking.searches import Search, parse_search
 from torchx_kfp.tracking.store import Store
 
-#: Begins the run ids of replays, which go on as those of local runs do.
+#: The prefix of the run ids of replays, which otherwise look like those of local runs.
 REPLAY = "replay_"
 _REPLAY = re.compile(rf"{REPLAY}[^/]+-\d{{8}}-\d{{6}}-[0-9a-f]{{6}}(?:/|$)")
-#: The metadata of a replay that names the stage's run.
+#: The metadata of a replay with the run id of the replayed execution.
 REPLAY_OF = "replays"
 
 
 def is_replay(run_id: str) -> bool:
-    """Tell whether a run id, or that of a pipeline run, is one that ``replay`` makes."""
+    """Check whether ``replay`` made this run id, of an execution or a pipeline run."""
     return _REPLAY.match(run_id) is not None
 
 
@@ -40,9 +40,9 @@ class Code:
 
     Attributes:
         digest: the SHA-256 of its archive, in hexadecimal digits.
-        size: the bytes of the archive; None if only its URL was given.
-        files: the number of its files, likewise.
-        git: the commit that the files are from, if the folder is in a repository.
+        size: the size of the archive in bytes; None if only its URL is known.
+        files: the number of its files; None if only its URL is known.
+        git: the commit of the files, if the folder is in a repository.
     """
 
     digest: str
@@ -53,12 +53,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Submitted:
-    """What the stages of a run were when it was submitted to a host.
+    """The stages of a pipeline run at the time it was submitted to a host.
 
     Attributes:
-        run_id: the run.
-        stages: by their names, the parts of their keys, and the digest under which ``code`` has their files.
-        code: fingerprints of files by their names.
+        run_id: the pipeline run.
+        stages: by stage, the parts of its cache key, and the digest under which ``code`` has its files.
+        code: by that digest, the fingerprints of files by name.
     """
 
     run_id: str
@@ -66,22 +66,22 @@ class Submitted:
     code: Mapping[str, Mapping[str, str]]
 
     def parts(self, stage: str) -> Mapping[str, Any]:
-        """Return the parts of a stage's key."""
+        """Return the parts of a stage's cache key."""
         return dict(self.stages[stage]["parts"])
 
     def files(self, stage: str) -> Mapping[str, str]:
-        """Return the files of a stage's code."""
+        """Return the fingerprints of the files of a stage's code."""
         return dict(self.code.get(self.stages[stage]["code"], {}))
 
 
 @dataclass(frozen=True)
 class Source:
-    """Something that a run was made from.
+    """A source from which a run was made.
 
     Attributes:
         run_id: the id of another run, or the name of an external source, such as a dataset.
         artifact: the name of the artifact that was used, if known.
-        alias: the name with which the pipeline declares the source, if it does.
+        alias: the alias with which the pipeline declares it, if it does.
     """
 
     run_id: str
@@ -91,12 +91,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a stage: the first one, if several processes of a stage start one after the other.
+    """The start of an execution: the first one, if several of its processes start one after the other.
 
     Attributes:
         time: seconds since 1970.
         host: the name of the host; on Kubernetes, the name of the pod.
-        image: the image, or None if it is not known. A container does not know its image.
+        image: the image; None if it is not known, since a container does not know its image.
     """
 
     time: float
@@ -106,18 +106,18 @@ class Start:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that a run has recorded besides results. ``code`` is that of a whole pipeline run.
+    """All records of a run except its results. ``code`` and ``submitted`` are those of pipeline runs.
 
     Attributes:
         artifacts: its artifacts by name; of several with one name, the last one.
         metadata: its metadata by name; of several values with one name, the last one.
-        sources: what it was made from, in order, each once.
-        started: when and where it started, the first time.
-        steps: the curves that it has logged; those of several processes with one name are joined.
-        search: the search that it belongs to, as far as it had come then.
-        code: what travelled with it.
-        arguments: what the function of its stage was called with, by parameter, and where it is from, in words.
-        submitted: what its stages were when it was submitted: see ``Submitted``.
+        sources: its sources in order, each once.
+        started: when and where it first started.
+        steps: its curves; those of several processes with one name are joined.
+        search: the state of its search at that time.
+        code: its workspaces.
+        arguments: the arguments of the stage's function by parameter: the value and its origin, as text.
+        submitted: its stages when it was submitted: see ``Submitted``.
     """
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
@@ -137,21 +137,21 @@ FIELDS = tuple(Record.__dataclass_fields__)
 
 
 class Records(Found[Record]):
-    """The records of runs by run id; a run without any has an empty one."""
+    """The records of runs by run id. A run without records has an empty one."""
 
     def __missing__(self, run_id: str) -> Record:
         return Record()
 
 
 def read_records(store: Store, run_ids: Iterable[str] | None = None, fields: Collection[str] = FIELDS) -> Records:
-    """Return the records of these runs and of those of their stages, or of all runs.
+    """Return the records of these runs and their executions, or of all runs.
 
-    A warning is logged for each entry that cannot be understood. Artifacts that are stored can be read.
+    A warning is logged for each malformed entry. Stored artifacts can be read.
 
     Args:
         store: the store of the tracker base.
-        run_ids: ids of pipeline runs, or of runs of stages, by default all.
-        fields: the fields that are wanted. Entries without any of them are not read.
+        run_ids: ids of pipeline runs or executions; by default, all.
+        fields: the fields to read. Entries without any of them are skipped.
 
     Raises:
         TrackerError: the store failed.
@@ -163,14 +163,14 @@ def read_records(store: Store, run_ids: Iterable[str] | None = None, fields: Col
 
 
 def fold_records(store: Store, keys: Iterable[str], fields: Collection[str] = FIELDS) -> Records:
-    """Return the records in the entries with these keys: see ``read_records``. Nothing is logged."""
+    """Return the records in the entries with these keys: see ``read_records``. No warnings are logged."""
     records = Records()
     folds: dict[str, _Fold] = {**_FOLDS, "artifacts": functools.partial(_fold_artifacts, store)}
     wanted = [key for key in keys if not fields_of(key).isdisjoint(fields)]
-    for key, text in zip(wanted, store.read_records(wanted), strict=True):
+    for key, text in zip(wanted, store.read_files(wanted), strict=True):
         if isinstance(text, CorruptResultError):
             records.problems.append(text)
-        elif text is not None:  # not removed since it was listed
+        elif text is not None:  # otherwise, it was removed after the listing
             run_id = run_id_of(key)
             old = records[run_id]
             try:
@@ -190,7 +190,7 @@ def read_record(store: Store, run_id: str, *fields: str) -> Record:
 
 
 def _fold_artifacts(store: Store, old: Mapping[str, Artifact], new: Mapping[str, Any]) -> dict[str, Artifact]:
-    # The order is that of the artifacts that count.
+    # A new artifact of the same name moves to the end.
     kept = {name: artifact for name, artifact in old.items() if name not in new}
     return {**kept, **{name: parse_artifact(store, name, content) for name, content in new.items()}}
 
@@ -216,7 +216,7 @@ def _fold_code(old: tuple[Code, ...], new: Iterable[Mapping[str, Any]]) -> tuple
 
 
 _Fold = Callable[[Any, Any], Any]
-#: How what an entry has in a field changes what is known from earlier ones; ``artifacts`` also needs the store.
+#: For each field, the function that applies an entry to the earlier ones; that of ``artifacts`` needs the store.
 _FOLDS: Mapping[str, _Fold] = {
     "metadata": lambda old, new: {**old, **new},
     "sources": _fold_sources,

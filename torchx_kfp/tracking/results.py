@@ -1,4 +1,4 @@
-"""Results: the values that are accepted, the JSON that stores them, and a DataFrame that shows them."""
+"""Results: accepted values, their JSON, and a DataFrame of them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAX_STR_BYTES = 1024
 #: The largest int result in bits. Python's json neither writes nor reads ints of more than 4,300 digits.
 _MAX_INT_BITS = 14_280
 
-#: Columns of a DataFrame for the parts of a run id.
-_PARTS = ("run", "stage", "execution")
+#: The columns of a DataFrame for the parts of a run id.
+_RUN_ID_COLUMNS = ("run", "stage", "execution")
 
 
 def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
-    """Return the results to be put under a key, as plain Python values.
+    """Validate results, and return them as plain Python values.
 
     Raises:
         RefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
@@ -38,10 +38,10 @@ def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
 
 
 def join_named(key: str, given: Iterable[Mapping[str, T]], named: Mapping[str, T]) -> dict[str, T]:
-    """Return what was given for a key in both ways.
+    """Join mappings and keyword arguments.
 
     Raises:
-        RefusedError: it has no names.
+        RefusedError: a positional argument is not a mapping.
     """
     joined: dict[str, T] = {}
     for each in given:
@@ -50,7 +50,7 @@ def join_named(key: str, given: Iterable[Mapping[str, T]], named: Mapping[str, T
 
 
 def _named(key: str, given: Mapping[str, T]) -> dict[str, T]:
-    if not hasattr(given, "keys"):  # all that ** needs: the row of a database has no more
+    if not hasattr(given, "keys"):  # a database row is not a Mapping, but has keys
         raise RefusedError(
             f"The key {shown(key)} got {shown(given)} of type {type(given).__name__}, which has no names. Give each "
             "value a name: loss=0.3, or {'loss': 0.3}."
@@ -66,7 +66,7 @@ def encode_results(results: Mapping[str, Result]) -> bytes:
 def decode_results(content: bytes, location: str) -> dict[str, Result]:
     """Return the results in a file.
 
-    Other programs also write such files, so values are returned as they are, whatever their type.
+    Other programs write such files, too, so values are returned whatever their type.
 
     Raises:
         CorruptResultError: the content is not a JSON object.
@@ -76,8 +76,9 @@ def decode_results(content: bytes, location: str) -> dict[str, Result]:
     except (ValueError, RecursionError) as error:
         what = f"not valid JSON ({error})" if content.strip() else "empty"
         raise CorruptResultError(
-            f"{location} is {what}. A result is one JSON object; whatever else wrote this file was stopped half way, "
-            "is still writing, or writes something else. Remove the file, or put the results again."
+            f"{location} is {what}. A result is one JSON object; another program wrote this file, and was stopped or "
+            f"is "
+            "still writing. Remove the file, or put the results again."
         ) from error
     if not isinstance(results, dict):
         raise CorruptResultError(
@@ -88,16 +89,16 @@ def decode_results(content: bytes, location: str) -> dict[str, Result]:
 
 
 def results_frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.DataFrame:
-    """Return a DataFrame with a row for each key and a column for each name; see ``FsspecResultTracker.to_frame``."""
+    """Return a DataFrame with a row for each key and a column for each result: see ``FsspecResultTracker.to_frame``."""
     require("pandas", "A DataFrame")
     import pandas
 
     found = list(items)  # a fan-in may contain a run twice
     names = dict.fromkeys(name for _, results in found for name in results)
-    parts = [name for name in _PARTS if name not in names and any(run_id_parts(key) for key, _ in found)]
+    parts = [name for name in _RUN_ID_COLUMNS if name not in names and any(run_id_parts(key) for key, _ in found)]
     rows = []
     for key, results in found:
-        own = dict(zip(_PARTS, run_id_parts(key) or (), strict=False))
+        own = dict(zip(_RUN_ID_COLUMNS, run_id_parts(key) or (), strict=False))
         rows.append({**{name: own[name] for name in parts if name in own}, **results})
     index = pandas.Index([key for key, _ in found], name="run_id", dtype=object)
     return pandas.DataFrame(rows, index=index, columns=[*parts, *names])
@@ -149,13 +150,13 @@ def _value(key: str, name: str, value: object) -> Result:
 
 
 def scalar(value: object) -> Result | None:
-    """Return the Python value of a scalar of NumPy, PyTorch, JAX or pandas or of an array with one item, or None."""
+    """Return the Python value of a scalar of NumPy, PyTorch, JAX or pandas, or of an array with one item; else None."""
     item = getattr(value, "item", None)
     if not callable(item) or isinstance(value, type):
         return None
     try:
         found = item()
-    except Exception:  # an array of several items, or something else with such a method
+    except Exception:  # an array of several items, or an unrelated method
         return None
     return found if isinstance(found, (int, float, str)) else None
 

@@ -39,12 +39,12 @@ _logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-#: The tracker of TorchX that gets copies of what is recorded.
+#: The TorchX tracker that gets copies of all records.
 _MLFLOW = "mlflow"
 
 
 def _without_frames(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Raise a method's errors without frames of this package, which would hide the caller's line at a log's end."""
+    """Raise errors of a method without frames of this package, which would hide the caller's line in a log."""
 
     @functools.wraps(method)
     def call(*given: _P.args, **named: _P.kwargs) -> _T:
@@ -57,13 +57,12 @@ def _without_frames(method: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 class Run:
-    """One execution of a stage: the run of this process, or a run that it reads.
+    """One execution of a stage: the run of this process, or another run.
 
-    ``current_run()`` returns the run of this process. Only that run can record; runs that it reads can be read.
+    ``current_run()`` returns the run of this process, the only one that can record. Others can only be read.
 
-    All methods that record or read raise a ``TrackerError`` if the store fails. ``results`` raises a
-    ``CorruptResultError``, which is one, if the results are malformed. Other malformed records are left out, with a
-    warning in the log.
+    All methods that record or read raise a ``TrackerError`` if the store fails, and ``results`` if the results are
+    malformed. Other malformed records are left out, with a warning in the log.
     """
 
     def __init__(
@@ -87,32 +86,31 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The run id, ``<pipeline run>/<stage>/<execution>``. It is the key of the results below the tracker base."""
+        """The run id, ``<pipeline run>/<stage>/<execution>``: the key of the results below the tracker base."""
         return self._id
 
     @_without_frames
     def put(self, /, *results: Mapping[str, Result], **named: Result) -> None:
-        """Record results of this run. Results recorded before under other names stay.
+        """Record results of this run. Earlier results under other names stay.
 
-        All threads of a process can record. If a stage has several processes or replicas, let one of them record: when
-        two put at once, the results of one can be lost. A warning is logged if this is another one than rank 0, as
-        torchrun, DeepSpeed or mpirun count them, or than replica 0.
+        All threads of a process can record. If a stage has several processes or replicas, let one of them record: if
+        two put concurrently, the results of one can be lost. A warning is logged unless this process is rank 0 of
+        torchrun, DeepSpeed or mpirun, and replica 0.
 
         Args:
             results: results by name, for names that are not identifiers: ``run.put({"l2norm/mean": 1.2})``.
             named: results by name: ``run.put(accuracy=0.9)``. NumPy and PyTorch scalars are accepted.
 
         Raises:
-            RefusedError: a result is not an int, float, bool or short str, or this is a run that the
-                stage reads. Nothing was written.
+            RefusedError: a result is not an int, float, bool or short str, or this is not the run of this process.
+                Nothing was written.
         """
         self._refuse_others("records results", "put")
         if not self._is_main_process:
             self._is_main_process = True
             _logger.warning(
-                "This process records results of the run %r, but it is not the first one of its stage. All of them are "
-                "one run, and when two record at once, results can be lost. Let one record: if RANK or %s "
-                "is 0.",
+                "This process records results of the run %r, but is not the first process of its stage. If two "
+                "processes record concurrently, results can be lost. Let one record: if RANK or %s is 0.",
                 self._id,
                 protocol.REPLICA_ID,
             )
@@ -123,27 +121,27 @@ class Run:
 
     @_without_frames
     def results(self) -> dict[str, Result]:
-        """Return the results that this run has recorded.
+        """Return the results of this run by name.
 
         Returns:
-            The results by name. The run of this process may not have recorded any yet; then this is ``{}``. A name that
-            they do not have is an ``UnknownNameError``, which is a KeyError and lists the names that they have.
+            The results; ``{}`` if the run of this process has not recorded any yet. An unknown name raises an
+            ``UnknownNameError``, a KeyError that lists the known names.
 
         Raises:
-            NotRecordedError: this is a run that the stage reads, and it has not recorded any results.
+            NotRecordedError: this is not the run of this process, and it has not recorded any results.
         """
         if not self.id:
             raise NotRecordedError(
-                "A run that the stage reads has an empty run id: the pipeline passed an empty value to reads=, for "
-                "example an empty parameter. Pass the id of a run."
+                "A run that the stage reads has an empty run id, because the pipeline passed an empty value to reads=, "
+                "such as an empty parameter. Pass the id of a run."
             )
-        fetch_all, self._fetch_all = self._fetch_all, None  # a program that asks again gets what is stored by then
+        fetch_all, self._fetch_all = self._fetch_all, None  # another call reads the current results
         found = (fetch_all and fetch_all().get(self.id)) or self._tracker.get(self.id)
         if not found and self._reads is None:
             raise NotRecordedError(
                 f"The run {self.id!r} has recorded no results under the tracker base {self._tracker.tracker_base!r}. "
-                "Does that stage record any (current_run().put(...))? If they were removed, run that stage "
-                "again: a local run does so by itself; on a cluster, submit it with --fresh STAGE."
+                "Does that stage call current_run().put(...)? If its results were removed, run it again: a local run "
+                "does so by itself; on KFP, submit it with --fresh STAGE."
             )
         return found
 
@@ -151,32 +149,32 @@ class Run:
     def log(self, step: int, /, *metrics: Mapping[str, float], **named: float) -> None:
         """Log metrics of one step of a training: ``run.log(step, loss=0.3)``.
 
-        The values wait in this process. A call writes them if the last write was some seconds ago, five at first and
-        later up to half a minute; ``flush()`` writes them at once, and so does the end of Python. A process that a
-        signal ends loses what waits: if it handles SIGTERM, let the handler call ``flush()``. If the store fails, a
-        warning is logged and the next write tries again. However many steps there are, about 1,000 points of a metric
-        are kept, together with the exact last, smallest and largest value. All processes of a stage can log; their
-        values under one name become one curve.
+        The values are buffered. A call writes them if the last write was some seconds ago, five at first and later up
+        to thirty; ``flush()`` writes them at once, and so does the end of Python. A process that a signal ends loses
+        its
+        buffer: let its handler of SIGTERM call ``flush()``. If the store fails, a warning is logged, and the next write
+        includes everything. About 1,000 points of a metric are kept, with the exact last, smallest and largest values.
+        All processes of a stage can log; their values under one name become one curve.
 
         Args:
-            step: a number that counts batches, epochs or anything else to draw the metrics over.
+            step: the number of the batch, the epoch or another step.
             metrics: metrics by name, for names that are not identifiers: ``{"train/loss": 0.3}``.
             named: metrics by name. NaN and infinities are accepted.
 
         Raises:
-            RefusedError: the step is not an int, a metric is not a number, the process uses more than 500 names,
-                or this is a run that the stage reads. Nothing was logged.
+            RefusedError: the step is not an int, a metric is not a number, the process uses more than 500 names, or
+                this is not the run of this process. Nothing was logged.
         """
         self._refuse_others("logs metrics", "log")
         copies = self._mlflow and functools.partial(self._mlflow.log_steps, self.id)
         step_log(self._tracker.store, self.id, copies).log(step, metrics, named)
 
     def flush(self) -> None:
-        """Write the metrics that this process has logged, and wait until they are stored."""
+        """Write the metrics that this process logged, and wait until they are stored."""
         flush(self._tracker.store, self.id)
 
     def history(self) -> History:
-        """Return the metrics that this run has logged, one curve for each name.
+        """Return the metrics of this run: one curve for each name.
 
         ``history().to_frame()`` is a pandas DataFrame.
         """
@@ -185,20 +183,20 @@ class Run:
 
     @_without_frames
     def add_metadata(self, /, *metadata: Mapping[str, object], **named: object) -> None:
-        """Record metadata of this run: hyperparameters, the environment, notes, of any size.
+        """Record metadata of this run, of any size: hyperparameters, the environment, notes.
 
         Metadata is for people and tools; other stages read results. A list or dict that the stage declares
         (``task_from_app(..., results={"trials": list})``) becomes an output of KFP, which can drive a loop. MLflow
-        (``trackers={"mlflow": ...}`` of the stage) shows metadata as parameters. All processes of a stage can record
-        metadata. Of several values with one name, the last one counts.
+        (``trackers={"mlflow": ...}``) shows metadata as parameters. All processes of a stage can record metadata. Of
+        several values with one name, the last one counts.
 
         Args:
-            metadata: values that JSON can represent, by name.
-            named: the same as keyword arguments.
+            metadata: JSON values by name.
+            named: JSON values by name.
 
         Raises:
-            RefusedError: a value has no name, or JSON cannot represent it, or this is a run that the stage reads.
-                Nothing was written.
+            RefusedError: a value has no name, JSON cannot represent it, or this is not the run of this process. Nothing
+                was written.
         """
         self._refuse_others("records metadata", "add_metadata")
         new = join_named(self.id, metadata, named)
@@ -207,37 +205,36 @@ class Run:
             self._mlflow.add_parameters(self.id, new)
 
     def metadata(self) -> dict[str, object]:
-        """Return the metadata that this run has recorded, by name."""
+        """Return the metadata of this run by name."""
         return SuggestingDict(self._read("metadata").metadata, f"The run {self.id!r}", "metadata key")
 
     @_without_frames
     def add_artifact(
         self, name: str, path: str | os.PathLike[str], /, *, store: bool = False, **metadata: object
     ) -> None:
-        """Register a file or folder that this run has created, and store it if you wish.
+        """Register a file or folder that this run created and, with ``store=True``, store it.
 
-        With ``store=True``, the file or folder is copied below the tracker base, with its SHA-256. A stage that reads
-        this run opens it with ``run.parent.artifact(name).open()``, or copies it with ``.download(folder)``. Otherwise,
-        only the path is registered, and whoever reads it must be able to reach it: a path in a pod is gone when the pod
-        has ended. Links in a folder are followed; empty folders are kept. Of several artifacts with one name, the last
-        one counts; somebody who already has an earlier one can still read it.
+        A stored file or folder is copied below the tracker base, with its SHA-256. A stage that reads this run opens it
+        with ``run.parent.artifact(name).open()``, or copies it with ``.download(folder)``. Otherwise, only the path is
+        registered, and readers must be able to reach it: the files of a pod are lost when it ends. Links in a folder
+        are followed; empty folders are kept. Of several artifacts with one name, the last one counts, but readers of an
+        earlier one can still read it.
 
         If the stage declares the artifact (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes a KFP
-        artifact with this metadata. KFP stores the file or folder at a local path. For a URL, whose content stays where
-        it is, KFP stores a small file that names the URL. KFP always stores the content of HTML and Markdown, so that
-        its UI can show it.
+        artifact with this metadata. KFP stores the file or folder at a local path. For a URL, it stores a small file
+        that names the URL. The content of HTML and Markdown is always stored, so that KFP's UI can show it.
 
         Args:
             name: the name with which the stage declares the artifact and others find it.
-            path: a local path or an fsspec URL. Empty if the artifact consists only of metadata, as
-                ``dsl.ClassificationMetrics`` does. If nothing exists at a local path yet, a warning is logged.
-            store: whether to store the file or folder, which must be complete. Files that change meanwhile are an
-                error.
-            metadata: values that JSON can represent, by name.
+            path: a local path or an fsspec URL; empty if the artifact consists only of metadata, as
+                ``dsl.ClassificationMetrics`` does. If a local path does not exist yet, a warning is logged.
+            store: whether to store the file or folder, which must be complete: files that change during the upload are
+                an error.
+            metadata: JSON values by name.
 
         Raises:
-            RefusedError: the name, path, file or metadata cannot be stored, or this is a run that the stage
-                reads. Nothing was registered.
+            RefusedError: the name, path, file or metadata cannot be stored, or this is not the run of this process.
+                Nothing was registered.
         """
         self._refuse_others("registers artifacts", "add_artifact")
         if not isinstance(store, bool):
@@ -250,12 +247,12 @@ class Run:
             self._mlflow.add_artifact(self.id, name, place, metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
-        """Return the artifacts that this run has registered, by name."""
+        """Return the artifacts of this run by name."""
         return SuggestingDict(self._read("artifacts").artifacts, f"The run {self.id!r}", "artifact")
 
     @_without_frames
     def artifact(self, name: str) -> Artifact:
-        """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.
+        """Return one artifact. If a stage reads this run, the lineage shows that it used the artifact.
 
         Raises:
             NotRecordedError: the run has not registered an artifact with this name.
@@ -271,13 +268,13 @@ class Run:
         return there[name]
 
     def sources(self) -> list[Source]:
-        """Return the sources of this run: the runs that it reads, in order, and the artifacts that it has used."""
+        """Return the sources of this run in order: the runs that it reads, and the artifacts that it used."""
         return list(self._read("sources").sources)
 
     def lineage(self) -> Lineage:
         """Return the lineage of this run, over all pipelines that use the tracker base.
 
-        It has all runs that this one was made from, all runs that were made from it, and the artifacts between them.
+        It has all runs from which this one was made, all runs that were made from it, and the artifacts between them.
         """
         return read_lineage(self._tracker.store, [self.id])
 
@@ -286,21 +283,21 @@ class Run:
         """The first run that this stage reads.
 
         Raises:
-            UnknownNameError: the stage does not read any.
+            UnknownNameError: the stage does not read any run.
         """
         run_id = protocol.first_run_id(self._declared())
         if run_id is None:
             raise UnknownNameError(
-                f"The stage {self.id!r} does not read another stage, or what it reads first is a fan-in without runs. "
+                f"The stage {self.id!r} does not read another stage, or the first one is a fan-in without runs. "
                 "Declare what it reads in the pipeline, stages.task(app, reads=other_task), or use run.parents[alias]."
             )
         return Run(run_id, self._tracker, reader=self.id)
 
     @property
     def parents(self) -> dict[str, Run | FanIn]:
-        """The runs that this stage reads, by alias. A fan-in is the list of its runs, in loop order.
+        """The runs that this stage reads, by alias. A fan-in is the list of its runs in loop order.
 
-        An alias that does not exist raises ``UnknownNameError``.
+        An unknown alias raises ``UnknownNameError``.
         """
         runs: dict[str, Run | FanIn] = {}
         for alias, ids in self._declared().items():
@@ -350,7 +347,7 @@ class Run:
 
 
 class FanIn(list[Run]):
-    """The runs of a fan-in, in loop order. After iterating over them, the first results fetch those of all."""
+    """The runs of a fan-in in loop order. The first call of ``results`` in an iteration fetches those of all runs."""
 
     def __init__(self, run_ids: Iterable[str], tracker: FsspecResultTracker, reader: str) -> None:
         self._ids = tuple(run_ids)
@@ -363,15 +360,15 @@ class FanIn(list[Run]):
             yield Run(run.id, self._tracker, reader=run._reader, fetch_all=fetch_all)
 
     def _fetch(self) -> Mapping[str, dict[str, Result]]:
-        with contextlib.suppress(TrackerError):  # the program gets the error when it reads this run
+        with contextlib.suppress(TrackerError):  # raised again when the program reads this run
             return self._tracker.get_many(self._ids)
         return {}
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return the results as a pandas DataFrame with a row for each run; see ``FsspecResultTracker.to_frame``.
+        """Return the results as a pandas DataFrame with a row for each run: see ``FsspecResultTracker.to_frame``.
 
         Raises:
-            NotRecordedError: a run has recorded nothing.
+            NotRecordedError: a run has not recorded results.
             MissingExtraError: pandas is not installed.
         """
         return results_frame((run.id, run.results()) for run in self)
@@ -380,20 +377,20 @@ class FanIn(list[Run]):
 def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PATIENCE) -> Run:
     """Return the run of this process, which is a tracked stage of a pipeline.
 
-    The first call in a process records the start of the run with one request: when and where it started, and the runs
-    that the pipeline lets it read. So a tracker base that cannot be written is an error at the start and not after the
-    work. All processes that torchrun starts can call this; the first rank records.
+    The first call in a process records the start of the run with one request: when and where it started, and its
+    parents. So a tracker base that cannot be written is reported at the start, not after the work. All processes of
+    torchrun can call this; rank 0 records.
 
     Args:
-        environ: the environment variables, which contain those of the stage protocol.
-        patience: seconds for which S3 is tried again before a call raises, about.
+        environ: the environment variables, with those of the stage protocol.
+        patience: about how many seconds calls of S3 are retried before they raise.
 
     Returns:
-        The run, to record results with ``put`` and to read those of other stages with ``parents``.
+        The run: ``put`` records results, and ``parents`` are the runs that it reads.
 
     Raises:
-        NotInStageError: the process was not started as a tracked stage. The message lists the variables to set if you
-            want to run the application by hand.
+        NotInStageError: the process was not started as a tracked stage. The message lists the variables to set to run
+            the application by hand.
         TrackerError: a variable of the stage protocol is malformed.
         TrackerError: the tracker base cannot be used or written, or the tracker for MLflow cannot be loaded.
     """
@@ -414,12 +411,12 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
 
 
 def open_run(tracker_base: str | os.PathLike[str], run_id: str, *, patience: float = PATIENCE) -> Run:
-    """Return a run by its id, to read everything that it has recorded: ``open_run(base, id).artifact("model").open()``.
+    """Return a run by its id, to read all its records: ``open_run(base, run_id).artifact("model").open()``.
 
     Args:
         tracker_base: an fsspec URL or a local directory.
         run_id: ``<pipeline run>/<stage>/<execution>``, as in the index of ``open_tracker(base).to_frame()``.
-        patience: seconds for which S3 is tried again before a call raises, about.
+        patience: about how many seconds calls of S3 are retried before they raise.
 
     Raises:
         TrackerError: the base cannot be used or is a directory that does not exist, or the id is not a key.
@@ -428,6 +425,6 @@ def open_run(tracker_base: str | os.PathLike[str], run_id: str, *, patience: flo
 
 
 def record_arguments(run: Run, arguments: Mapping[str, str]) -> None:
-    """Record what the function of a stage is called with, and where that is from; of replicas, the first one does."""
+    """Record the arguments of a stage's function and their origins; of several replicas, the first one does."""
     if rank() == 0:
         add_entry(run._tracker.store, run.id, {"arguments": dict(arguments)})

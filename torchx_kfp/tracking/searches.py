@@ -1,6 +1,6 @@
-"""The progress of a search: its definition, the trials with their results, and what it asks for next.
+"""The state of a search: its definition, the trials with their results, and the trials that it asks for next.
 
-Each stage of a search between its trials records one entry (``torchx_kfp.hpo.ask``), and so does the last one::
+Each stage of a search that asks for trials records one entry (``torchx_kfp.hpo.ask``), and so does the last stage::
 
     {"name": "search", "round": 2,
      "definition": {"parameters": {"lr": {"type": "float", "bounds": [0.0001, 1.0], "log": true},
@@ -11,7 +11,7 @@ Each stage of a search between its trials records one entry (``torchx_kfp.hpo.as
                  "results": {"loss": 0.3}, "exit_code": 0, "failed": false}],
      "asked": [{"lr": 0.01, "layers": 2, "act": "gelu"}], "state": null, "before": "..."}
 
-A parameter with bounds may have ``points``, the number of its values in a grid.
+A parameter with bounds may have ``points``: the number of its values in a grid.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from torchx_kfp.tracking.entries import from_json
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that has ended.
+    """A finished trial.
 
     Attributes:
-        round: the round in which it ran, from 1 on.
-        index: its place in the round, from 0 on.
-        run_id: its run.
+        round: its round, from 1.
+        index: its position in the round, from 0.
+        run_id: its execution.
         parameters: the value of each parameter.
-        results: its objectives. NaN and infinities are left out, as are those that it did not record.
+        results: its objectives. NaN, infinities and missing objectives are left out.
         exit_code: the exit code of its application.
-        failed: whether it counts as failed for the optimizer: it did not exit with 0, or an objective is missing.
+        failed: whether the optimizer counts it as failed: its exit code is not 0, or an objective is missing.
     """
 
     round: int
@@ -54,19 +54,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """The progress of a search.
+    """The state of a search.
 
     Attributes:
         name: the name of the search.
-        round: the round for which it asks; one more than there are rounds when the search has ended.
+        round: the round for which it asks; ``rounds + 1`` at the end of the search.
         parameters: the space of each parameter, as in the definition.
-        objectives: ``"minimize"`` or ``"maximize"`` for each objective. The first one decides which trial is the best,
-            the next one among equals.
+        objectives: ``"minimize"`` or ``"maximize"`` for each objective. The first one decides which trial is best; ties
+            are decided by the next one.
         rounds: the number of rounds.
-        trials: the trials of the rounds before this one, in the order in which they were asked for.
-        asked: the parameters of each trial of this round. The last stage asks for none.
-        definition: all that the search was asked to do.
-        state: what the optimizer knows of its earlier answers.
+        trials: the trials of earlier rounds, in the order in which they were asked for.
+        asked: the parameters of each trial of this round; empty in the last stage.
+        definition: the arguments of the search.
+        state: the optimizer's own state.
         before: the run id of the stage that this one continues; None for the first one.
     """
 
@@ -85,10 +85,10 @@ class Search:
     def latest(searches: Mapping[str, Search | None]) -> dict[str, Search]:
         """Return the latest state of each search, by run id.
 
-        Each stage of a search records all that is known by then: those count that no other stage continues.
+        Each stage of a search records the whole state, so the latest is the one that no other stage continues.
 
         Args:
-            searches: what stages have recorded, by run id, in their order.
+            searches: the recorded states by run id, in the order of stages.
         """
         continued = {search.before for search in searches.values() if search is not None}
         return {run_id: it for run_id, it in searches.items() if it is not None and run_id not in continued}
@@ -98,26 +98,27 @@ class Search:
         return all(trial.value_of(name) is not None for name in self.objectives)
 
     def sign_of(self, objective: str) -> int:
-        """Return the factor that turns values of the objective into costs, of which smaller ones are better."""
+        """Return 1 or -1: the factor that turns values of the objective into costs, where smaller is better."""
         return -1 if self.objectives[objective] == "maximize" else 1
 
     def cost_of(self, trial: Trial) -> tuple[float, ...]:
-        """Return the objectives of a complete trial as costs. In their order, the first trial is the best."""
+        """Return the objectives of a complete trial as costs. The best trial has the smallest tuple."""
         return tuple(self.sign_of(name) * trial.results[name] for name in self.objectives)
 
     def best_in(self, objective: str) -> Trial | None:
-        """Return the trial with the best value of one objective, the first of equally good ones."""
+        """Return the first trial with the best value of one objective."""
         found = [trial for trial in self.trials if trial.value_of(objective) is not None]
         return min(found, key=lambda trial: self.sign_of(objective) * trial.results[objective], default=None)
 
     def best(self) -> Trial | None:
-        """Return the best complete trial: the first objective decides, and among equals the next one."""
+        """Return the best complete trial. The first objective decides; ties are decided by the next one."""
         return min(filter(self.is_complete, self.trials), key=self.cost_of, default=None)
 
     def best_trials(self) -> list[Trial]:
-        """Return the best trial; with several objectives, the Pareto front: the trials than which no other is better.
+        """Return the best trial or, with several objectives, the Pareto front: the trials that no other trial
+        dominates.
 
-        A trial is better than another one if it is as good in every objective and better in one.
+        A trial dominates another one if it is at least as good in every objective and better in one.
         """
         if len(self.objectives) == 1:
             return [best] if (best := self.best()) else []

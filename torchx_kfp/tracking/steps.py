@@ -1,12 +1,10 @@
-"""Metrics over the steps of a training: one curve for each name, which stays small however long the training is.
+"""Metrics over the steps of a training: one curve of bounded size for each name.
 
 Each process of a run has one entry. For each name, it keeps up to ``MAX_POINTS`` points: every value at first, then
-every second one, every fourth one, and so on. The number of values, the last one, the smallest and the largest are
-exact.
+every second one, every fourth one, and so on. The count and the last, smallest and largest values are exact.
 
-Values wait in a buffer. A call of ``log`` writes the entry of the process if the last write was some seconds ago: five
-at first, later more, up to half a minute. The rest is written by ``flush``, and when Python ends. A process that is
-killed loses what waits.
+Values are buffered. ``log`` writes the entry of the process if the last write was some seconds ago: five at first,
+later up to thirty. ``flush`` writes the rest, and so does the end of Python. A process that is killed loses its buffer.
 """
 
 from __future__ import annotations
@@ -28,20 +26,20 @@ from torchx_kfp.tracking.store import Store, new_entry_name
 
 _logger = logging.getLogger(__name__)
 
-#: The points that a process keeps for one name. With many names, it keeps fewer for each, and ``_ALL_POINTS`` in total:
-#: about 2 MB.
+#: The most points of one name in a process, and of all names together: about 2 MB.
 MAX_POINTS, _ALL_POINTS = 1000, 50_000
-#: The number of names that a process may use.
+#: The most names that a process may use.
 MAX_NAMES = 500
-#: The bits of a step, as in MLflow.
+#: The bits of the largest step, as in MLflow.
 _STEP_BITS = 63
-#: The least and the most seconds between two writes. Within these bounds, the pause is a fraction of the time since the
-#: first one. It is at least a multiple of the time that a write takes, so that a slow store takes little of a training.
-_LEAST, _MOST, _PART, _TIMES = 5.0, 30.0, 1 / 20, 20
-#: How many values may wait.
-_MANY = 100_000
-#: Seconds for which a process that ends waits for the write of another thread.
-_LAST = 120.0
+#: The bounds of the seconds between two writes, and the share of the time since the first value that they are within
+#: these bounds. They are also at least a multiple of the duration of a write, so that a slow store hardly slows down a
+#: training.
+_MIN_PAUSE, _MAX_PAUSE, _PAUSE_SHARE, _WRITES_PER_PAUSE = 5.0, 30.0, 1 / 20, 20
+#: The most values in the buffer.
+_MAX_WAITING = 100_000
+#: Seconds for which the end of the process waits for a write of another thread.
+_LAST_WAIT = 120.0
 
 
 def check_step(
@@ -79,7 +77,7 @@ Copies = Callable[[Mapping[str, Sequence[Point]]], None]
 class StepLog:
     """The metrics that one process logs for one run.
 
-    Its threads and signal handlers can log at once: a value is appended to the buffer, and one of them writes.
+    Threads and signal handlers can log concurrently: each appends to the buffer, and one of them writes.
     """
 
     def __init__(self, store: Store, run_id: str, copies: Copies | None) -> None:
@@ -107,15 +105,15 @@ class StepLog:
                 )
             self._names.update(new)
         self._waiting.append((checked[0], time.time(), checked[1]))
-        if time.monotonic() >= self._due or len(self._waiting) >= _MANY:
+        if time.monotonic() >= self._due or len(self._waiting) >= _MAX_WAITING:
             self.flush(0)
 
-    def flush(self, timeout: float = _LAST) -> bool:
-        """Write everything that was logged, after the write of another thread, and return whether it is stored."""
+    def flush(self, timeout: float = _LAST_WAIT) -> bool:
+        """Write the buffer, after a write of another thread, and return whether everything is stored."""
         if self._waiting or self._unsaved:
             if not self._lock.acquire(timeout=timeout):
                 return False
-            if self._is_writing:  # this is a signal handler, which has interrupted the write
+            if self._is_writing:  # a signal handler has interrupted the write
                 self._lock.release()
                 return False
             try:
@@ -129,7 +127,7 @@ class StepLog:
         return not self._unsaved
 
     def _write(self) -> dict[str, GrowingCurve]:
-        """Write the entry, and return what is new in it."""
+        """Write the entry, and return its new points."""
         began = time.monotonic()
         new: dict[str, GrowingCurve] = {}
         while self._waiting:
@@ -145,7 +143,7 @@ class StepLog:
             curves = {name: it.curve() for name, it in self._curves.items()}
             add_entry(self._store, self._run_id, {"steps": encode_curves(curves)}, self._name)
             self._unsaved = False
-        except Exception as error:  # the training goes on, and the next write includes everything
+        except Exception as error:  # the training continues; the next write includes everything
             text = f"The metrics of the run {self._run_id!r} are not stored yet"
             kind = type(error).__qualname__
             warn_once(
@@ -153,11 +151,13 @@ class StepLog:
                 text + kind,
             )
         now = time.monotonic()
-        self._due = now + max(_LEAST, min(_MOST, (now - self._first) * _PART), (now - began) * _TIMES)
+        self._due = now + max(
+            _MIN_PAUSE, min(_MAX_PAUSE, (now - self._first) * _PAUSE_SHARE), (now - began) * _WRITES_PER_PAUSE
+        )
         return new
 
 
-#: By process, tracker base and run id. A forked process does not have any yet.
+#: The logs by process, tracker base and run id. A forked process starts without any.
 _logs: dict[tuple[int, str, str], StepLog] = {}
 
 
@@ -182,8 +182,8 @@ def _flush_all() -> None:
             _logger.warning("The last metrics of the run %r are not stored under the tracker base %r.", run_id, base)
 
 
-# The first is called while threads still start, in which HTTP clients look up names, and also in processes of
-# multiprocessing, where the second is not called: that is for what other functions of atexit log. The first belongs to
-# Python's concurrent.futures and does not have a public name.
+# The first hook runs while threads can still start, as HTTP clients need to resolve names, and also in processes of
+# multiprocessing. It belongs to concurrent.futures and does not have a public name. The second hook writes values that
+# other atexit functions log.
 getattr(threading, "_register_atexit", atexit.register)(_flush_all)
 atexit.register(_flush_all)

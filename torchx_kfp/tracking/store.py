@@ -1,7 +1,6 @@
-"""Stores keep the files of a tracker, by key: their interface, their keys, and calls to them.
+"""Stores of a tracker's files: their interface and their keys.
 
-A key is a path of names below the tracker base. Its only character with a meaning for stores is ``/``, which separates
-the names.
+A key is a path of names below the tracker base. Only ``/``, the separator, has a meaning for stores.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from torchx_kfp.errors import CorruptResultError, RefusedError, TrackerError
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Seconds for which the drivers of object stores keep trying while a user waits: at a command line, for a page, or for
-#: the next stage of a run on this machine. Stages have ``storage.PATIENCE``.
+#: Seconds for which drivers of object stores retry while a user waits for a command, a page, or the next stage of a
+#: local run. Stages have ``storage.PATIENCE``.
 SHORT_PATIENCE = 5.0
-#: The bytes of a file of results or records, at most. They have kilobytes; curves are bounded.
+#: The largest file of results or records, in bytes. Normal ones have kilobytes.
 LARGEST_RECORD = 64 << 20
-#: How many records are read together.
+#: The number of files that are read together.
 _READ_AHEAD = 1000
 
 Key = int | str | uuid.UUID
@@ -41,9 +40,9 @@ _last = 0
 
 
 class File(NamedTuple):
-    """A file below a tracker base: its key, its size in bytes, and its time of change in seconds since 1970.
+    """A file below a tracker base: its key, its size in bytes, and its modification time in seconds since 1970.
 
-    If the store does not tell the time, it is infinite: the file is never old.
+    If the store does not know the time, it is infinite: the file never looks old.
     """
 
     key: str
@@ -52,18 +51,18 @@ class File(NamedTuple):
 
 
 def key_text(key: Key) -> str:
-    """Return the key as text. An int or a UUID is the same as its string.
+    """Validate a key, and return it as text. An int or a UUID is the same key as its text.
 
     Raises:
-        RefusedError: the key is not a str or int, is empty or absolute, would leave the tracker base, or cannot be
-            the same text on every store.
+        RefusedError: the key has another type, is empty or absolute, would leave the tracker base, or would not be the
+            same text on every store.
     """
     if isinstance(key, uuid.UUID):
         key = str(key)
     if isinstance(key, bool) or not isinstance(key, (str, int)):
         raise RefusedError(f"A key is a str, an int or a UUID. Got {type(key).__name__}: {shown(key)}.")
     try:
-        # For a member of an enum of str or int, the base classes' methods return its value rather than its name.
+        # For a member of an enum of str or int, these methods return its value, not its name.
         text = str.__str__(key) if isinstance(key, str) else int.__repr__(key)
     except ValueError:
         raise RefusedError("The key is an int of thousands of digits, which no store can hold. Shorten it.") from None
@@ -74,15 +73,15 @@ def key_text(key: Key) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Tell whether text can be a key; the name of an external source of a run need not be one."""
+    """Check whether text can be a key. The name of an external source need not be one."""
     return _problem(text) is None
 
 
 def new_entry_name() -> str:
-    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back.
+    """Return a name that sorts by time. Names of one process are increasing even if the clock is set back.
 
-    There is no lock: a signal handler or a forked process could wait for it forever. What threads record at the same
-    time has no order.
+    There is no lock, for which a signal handler or a forked process could wait forever. Entries that threads record
+    concurrently are not ordered.
     """
     global _last
     _last = number = max(time.time_ns(), _last + 1)
@@ -90,14 +89,14 @@ def new_entry_name() -> str:
 
 
 def run_id_parts(key: str) -> tuple[str, str, str] | None:
-    """Return the pipeline run, stage and execution in the run id of a stage, or None for any other key."""
+    """Split the run id of an execution into pipeline run, stage and execution; return None for any other key."""
     parts = key.split("/")
     # In a folder, the two slashes of an app handle become one: local_cwd://session/app.
     return None if len(parts) != 3 or not all(parts) or parts[0].endswith(":") else (parts[0], parts[1], parts[2])
 
 
 def pipeline_run(key: str) -> str:
-    """Return the pipeline run in a run id; for another key, its first part, and for an app handle, all of it."""
+    """Return the pipeline run of a run id: the first part of a key, or all of an app handle."""
     return key if ":/" in key else key.partition("/")[0]
 
 
@@ -129,8 +128,8 @@ class Store(abc.ABC):
     """Whole files below one tracker base, by key.
 
     Args:
-        base: the tracker base as the user gave it.
-        threads: how many calls may be made at once.
+        base: the tracker base as given by the user.
+        threads: the number of concurrent calls.
     """
 
     def __init__(self, base: str, threads: int) -> None:
@@ -142,20 +141,21 @@ class Store(abc.ABC):
         """Return the path or URL of the key's file, for messages."""
 
     def read(self, key: str, most: int = LARGEST_RECORD + 1) -> bytes | None:
-        """Return at most this many of the first bytes of the key's file; None if it does not exist.
+        """Return the first ``most`` bytes of the key's file; None if it does not exist.
 
         Raises:
-            CorruptResultError: something other than a file is there.
+            CorruptResultError: the key is not that of a file.
         """
         [content] = self._read_many([key], most)
         if isinstance(content, CorruptResultError):
             raise content
         return content
 
-    def read_records(self, keys: Sequence[str]) -> Iterator[bytes | CorruptResultError | None]:
-        """Yield the content of each file of results or records, None if it does not exist; many are read at once.
+    def read_files(self, keys: Sequence[str]) -> Iterator[bytes | CorruptResultError | None]:
+        """Yield the content of each file of results or records, or None if it does not exist. Many are read
+        concurrently.
 
-        It is an error if it is not a file, or too large to be one. The base may be somebody else's.
+        Keys that are not files, or whose files are too large, yield an error: others may write to the base.
         """
         for start in range(0, len(keys), _READ_AHEAD):
             batch = keys[start : start + _READ_AHEAD]
@@ -170,36 +170,36 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | CorruptResultError | None]:
-        """Yield for each key what ``read`` returns, or its error for what is no file; many are read at once."""
+        """Yield the result of ``read`` for each key, or its error. Many are read concurrently."""
 
     @abc.abstractmethod
     def write(self, key: str, content: bytes) -> None:
         """Write the key's file. Readers see the old content or the new one."""
 
     def locked(self, key: str) -> contextlib.AbstractContextManager[object]:
-        """Return a context for one process at a time that updates the key, as far as the store can tell."""
+        """Return a context manager for one update of the key at a time, as far as the store supports locks."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod
     def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:
-        """Copy files of this machine, of these paths and sizes by key. A reader sees all of a file or nothing."""
+        """Copy local files to the store: {key: (path, size)}. Readers see a complete file or none."""
 
     @abc.abstractmethod
     def get_files(self, files: Mapping[str, tuple[str, int]]) -> None:
-        """Copy files to this machine, to the paths that are given by key, with their sizes.
+        """Copy files of the store to local paths: {key: (path, size)}.
 
         Raises:
             FileNotFoundError: a file does not exist.
-            OSError: a file of this machine cannot be written.
+            OSError: a local file cannot be written.
         """
 
     @abc.abstractmethod
     def remove(self, key: str) -> None:
-        """Remove a file, which need not exist any more."""
+        """Remove a file, if it exists."""
 
     @abc.abstractmethod
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
-        """Return the file of the prefix and those below it, or all files, sorted by key.
+        """Return the file with this key and those below it, sorted by key; without a prefix, all files.
 
         Args:
             prefix: a key. Both ``a`` and ``a/b`` can be files of an object store.
@@ -207,7 +207,7 @@ class Store(abc.ABC):
         """
 
     def problem(self, action: str, key: str, error: BaseException) -> TrackerError:
-        """Return what a failed call means for the key, or for the tracker base if the key is empty."""
+        """Return the error for a failed call about a key or, if it is empty, the tracker base."""
         where = self.location(key) if key else self.base
         code = error.errno if isinstance(error, OSError) else None
         said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -226,15 +226,15 @@ class Store(abc.ABC):
                 f"The key {shown(key)} is too long for the tracker base {self.base!r} ({said}). Shorten it."
             )
         return TrackerError(
-            f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, its credentials, and whether it "
-            "can be reached from here."
+            f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, its credentials, and the "
+            "connection to it."
         )
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Call the function for each item, several at once if the store allows it, and yield the values in order.
+        """Call the function for each item, concurrently if the store allows it, and yield the values in order.
 
         Raises:
-            Exception: what the function raised, when its item is taken. Calls that have not begun are abandoned.
+            Exception: the function raised it for the next item. Calls that have not started are cancelled.
         """
         items = list(items)
         if self._threads == 1 or len(items) < 2:

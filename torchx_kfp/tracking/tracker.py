@@ -25,35 +25,36 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-#: Held while the results of a key are updated, and the updates that have begun: by process, tracker base and key.
+#: The lock of each key that is being updated, and its pending updates: by process, tracker base and key.
 _updates: dict[tuple[int, str, str], tuple[threading.RLock, list[Mapping[str, Result]]]] = {}
-#: The extra of this package that supports a protocol.
+#: The extras of this package by protocol.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-#: ``s3:/bucket``: a typo that fsspec takes for a relative directory.
+#: Matches ``s3:/bucket``, a typo that fsspec reads as a relative directory.
 _ONE_SLASH = re.compile(r"(?!file:|local:)[a-z][a-z0-9+]+:/(?!/)")
 
 
 class FsspecResultTracker:
-    """Stores the results of each key as one JSON object in the file ``<tracker base>/<key>``.
+    """Stores the results of each key as a JSON object in the file ``<tracker base>/<key>``.
 
     ``tracker.put("run", loss=0.1)`` and ``tracker["run"] = {"loss": 0.1}`` do the same, and so do
     ``tracker.get("run")`` and ``tracker["run"]``. The second form accepts names that are not identifiers:
     ``tracker["run"] = {"l2norm/mean": 1.2}``.
 
-    The files have the format of ``torchx.runtime.tracking.FsspecResultTracker``; each tracker reads the other's files.
+    The files have the format of ``torchx.runtime.tracking.FsspecResultTracker``, and each tracker reads the files of
+    the other.
 
-    On a local file system, put is atomic and durable: readers see the old results or the new ones, and the new ones
-    survive a crash of the machine. Symbolic links below the base are not followed. On an object store, put is one
-    request, and so is get. Object stores can have both ``a`` and ``a/b``; a file system rejects the second of the two.
-    The drivers of object stores try again if a call fails for a moment.
+    On a local file system, ``put`` is atomic and durable: readers see the old results or the new ones, which survive a
+    crash of the machine. Symbolic links below the base are not followed. On an object store, ``put`` and ``get`` are
+    one request each. Object stores can have both ``a`` and ``a/b``; a file system rejects the second one. Drivers of
+    object stores retry temporary failures.
 
     Args:
-        tracker_base: an fsspec URL or a local directory. It is created when something is first put below it. A relative
-            directory is relative to the current directory at the time of this call.
-        patience: seconds for which S3 is tried again before a call raises, about. Other drivers have their own time.
+        tracker_base: an fsspec URL or a local directory, which the first ``put`` creates. A relative directory is
+            relative to the current directory at the time of this call.
+        patience: about how many seconds calls of S3 are retried before they raise. Other drivers have their own limits.
 
     Raises:
-        TrackerError: the base cannot be used. All methods raise it if the store fails, those that take a key a
+        TrackerError: the base cannot be used. All methods raise it if the store fails. Methods with a key raise a
             RefusedError if it would leave the tracker base or the store cannot hold it, and ``get`` a
             CorruptResultError if the file is malformed.
     """
@@ -78,7 +79,7 @@ class FsspecResultTracker:
 
     @property
     def tracker_base(self) -> str:
-        """The tracker base as it was given."""
+        """The tracker base as given by the user."""
         return self._store.base
 
     def put(self, key: Key, /, **results: Result) -> None:
@@ -98,7 +99,7 @@ class FsspecResultTracker:
     def get(self, key: Key) -> dict[str, Result]:
         """Return the results recorded under the key, or ``{}`` if there are none.
 
-        A name that the results do not have is an ``UnknownNameError``, which is a KeyError.
+        An unknown name raises an ``UnknownNameError``, a KeyError.
         """
         [(_, found)] = self._read([key_text(key)])
         if isinstance(found, CorruptResultError):
@@ -106,12 +107,11 @@ class FsspecResultTracker:
         return found
 
     def update(self, key: Key, /, **results: Result) -> None:
-        """Record these results under the key. Earlier results with other names stay, even those of other programs.
+        """Record these results under the key. Earlier results under other names stay, even those of other programs.
 
-        If the key's file is not a JSON object, because another writer was stopped half way, it is replaced and a
-        warning is logged, so that the results of a long run are not lost. Threads of a process, and on a disk processes
-        of a machine, update a key one after the other. When processes do so at once elsewhere, the results of one can
-        be lost.
+        If the key's file is malformed because another writer was interrupted, it is replaced, and a warning is logged:
+        the results of a long run are not lost. Updates of one key are serialized among the threads of a process and, on
+        a disk, the processes of a machine. Other concurrent updates can lose results.
 
         Raises:
             RefusedError: a result has another type or is too long. Nothing was written.
@@ -121,7 +121,8 @@ class FsspecResultTracker:
         # A forked process must not wait for a thread that it does not have.
         lock, begun = _updates.setdefault((os.getpid(), self.tracker_base, text), (threading.RLock(), []))
         with lock:
-            # A signal handler that interrupts an update has the locks. It writes both, and so does the update then.
+            # A signal handler that interrupts an update holds the locks. It writes both updates, and so does the other
+            # one.
             interrupts = bool(begun)
             begun.append(new)
             try:
@@ -141,10 +142,10 @@ class FsspecResultTracker:
                     begun.clear()
 
     def get_many(self, keys: Iterable[Key]) -> Found[dict[str, Result]]:
-        """Return the results of each key, in the order of the keys. Keys without results have ``{}``.
+        """Return the results of each key, in the order of the keys; ``{}`` for keys without results.
 
-        Many are fetched at once. From an object store, this takes a tenth of the time or less. Files that are not JSON
-        objects are left out, with a warning in the log, and are in ``problems`` of what is returned.
+        Many are fetched concurrently, in a tenth of the time or less on an object store. Malformed files are left out,
+        with a warning in the log, and listed in ``problems`` of the returned dict.
         """
         if isinstance(keys, (str, bytes)):
             raise RefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. For one key, use get.")
@@ -158,10 +159,10 @@ class FsspecResultTracker:
         return results
 
     def items(self, prefix: Key | None = None) -> Iterator[tuple[str, dict[str, Result]]]:
-        """Yield each key that has results, with its results, in the order of the keys.
+        """Yield each key with its results, in the order of the keys.
 
-        Many are fetched at once, a little ahead of the caller, so memory does not grow with their number. Keys that are
-        removed meanwhile are left out, and so are files that are not JSON objects, with a warning in the log.
+        They are fetched concurrently in batches, so memory does not grow with their number. Keys that are removed in
+        the meantime are left out. So are malformed files, with a warning in the log.
 
         Args:
             prefix: only this key and those below it, such as ``<pipeline run>``.
@@ -173,14 +174,14 @@ class FsspecResultTracker:
                 yield key, found
 
     def to_frame(self, prefix: Key | None = None, *, replays: bool = False) -> pandas.DataFrame:
-        """Return results as a pandas DataFrame with a row for each key and a column for each name.
+        """Return results as a pandas DataFrame with a row for each key and a column for each result.
 
-        The index is the key, ``run_id``. The parts of run ids of stages are the columns ``run``, ``stage`` and
-        ``execution`` before those of the results, unless a result has that name. Missing values are NaN (or NA).
+        The index is the key, ``run_id``. Its parts are the columns ``run``, ``stage`` and ``execution`` before those of
+        the results, unless a result has that name. Missing values are NaN (or NA).
 
         Args:
             prefix: only this key and those below it, such as ``<pipeline run>``.
-            replays: whether replays of stages have rows, too; those below ``prefix`` always have.
+            replays: whether to include replays of stages; those below ``prefix`` are always included.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -189,16 +190,16 @@ class FsspecResultTracker:
         return results_frame((key, its) for key, its in self.items(prefix) if has_all or not is_replay(key))
 
     def keys(self, prefix: Key | None = None) -> list[str]:
-        """Return all keys that have results, sorted. The results are not read.
+        """Return all keys with results, sorted, without reading the results.
 
         Args:
-            prefix: only this key and those below it: ``<pipeline run>`` or ``<pipeline run>/<stage>``. It is a whole
-                name, not the beginning of one.
+            prefix: only this key and those below it: ``<pipeline run>`` or ``<pipeline run>/<stage>``, not the
+                beginning of a name.
         """
         return [file.key for file in self._store.list_files("" if prefix is None else key_text(prefix), private=False)]
 
     def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Result] | CorruptResultError]]:
-        for key, content in zip(keys, self._store.read_records(keys), strict=True):
+        for key, content in zip(keys, self._store.read_files(keys), strict=True):
             if isinstance(content, CorruptResultError):
                 yield key, content
                 continue
@@ -213,17 +214,17 @@ class FsspecResultTracker:
 
 
 def _open_store(tracker_base: str | os.PathLike[str], patience: float) -> Store:
-    """Open the store of a tracker base. No request is sent to an object store yet."""
+    """Open the store of a tracker base, without a request to an object store."""
     base = check_tracker_base(tracker_base)
     if base.startswith("~") and os.path.expanduser(base) == base:
         raise TrackerBaseError(
-            f"The tracker base {base!r} begins with '~', but the home folder of that user is not known here. Write "
-            f"the whole path, or './{base}' if you mean a directory of that name."
+            f"The tracker base {base!r} begins with '~', but that user has no home folder on this machine. Write the "
+            f"whole path, or './{base}' if you mean a directory of that name."
         )
     folder = _local_folder(base)
     if folder is not None:
         return DiskStore(base, folder)
-    # Most of the time that an application takes to start would be the import of fsspec.
+    # Importing fsspec would take most of an application's start.
     from fsspec.implementations.local import LocalFileSystem
 
     from torchx_kfp.tracking.objects import FsspecStore, open_filesystem
@@ -248,7 +249,7 @@ def _open_store(tracker_base: str | os.PathLike[str], patience: float) -> Store:
 
 
 def _local_folder(base: str) -> str | None:
-    """Return the absolute path of a directory, as fsspec has it, or None for a URL other than ``file:///...``."""
+    """Return the absolute path of a directory as fsspec computes it; None for URLs other than ``file:///...``."""
     path = base[len("file://") :] if base.startswith("file:///") else base
     if ":" in path:
         return None
@@ -258,24 +259,24 @@ def _local_folder(base: str) -> str | None:
 
 
 def absolute_base(base: str, directory: str | os.PathLike[str] = "") -> str:
-    """Return a tracker base for processes in other directories; URLs stay as they are.
+    """Make a tracker base absolute, for processes in other directories. URLs stay as they are.
 
     Args:
         base: the tracker base.
-        directory: the directory to which a relative one is relative, by default the current one.
+        directory: the directory to which a relative base is relative; by default, the current one.
     """
     if "://" in base:
         return base
     path = os.path.join(directory, os.path.expanduser(base))
-    # For a stage that starts in a link to a folder, .. is where that folder is, not where the link is.
+    # For a stage that starts in a link to a folder, ".." is the parent of that folder, not of the link.
     return os.path.realpath(path) if os.pardir in path.split(os.sep) else os.path.abspath(path)
 
 
 def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
-    """Return the tracker base as text if its form is right. Whether the place exists is not checked.
+    """Validate the form of a tracker base, and return it as text. Its existence is not checked.
 
     Raises:
-        TrackerBaseError: it is empty, or has a typo that would make it another place.
+        TrackerBaseError: it is empty, or has a typo that would change its meaning.
     """
     base = os.fspath(tracker_base)
     if not isinstance(base, str) or not base.strip() or "\0" in base:
@@ -291,21 +292,19 @@ def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
     layers, _, rest = base.rpartition("::")
     if "cache" in layers:
         raise TrackerBaseError(
-            f"The tracker base {base!r} has a cache, which would keep results on the machine of each stage, where "
-            f"others do not find them. Use {rest!r}."
+            f"The tracker base {base!r} has a cache, which would keep results on the machine of each stage, out of "
+            f"reach of others. Use {rest!r}."
         )
     return base
 
 
 def verify_there(tracker: FsspecResultTracker) -> None:
-    """Raise TrackerBaseError if the base of a tracker is a directory that does not exist: to read it would not fail."""
+    """Raise TrackerBaseError if the base is a directory that does not exist, which reading alone would not report."""
     if not isinstance(tracker.store, DiskStore) or os.path.isdir(folder := tracker.store.folder):
         return
     base = tracker.tracker_base
     wrong = f"{base!r} is not a directory" if os.path.lexists(folder) else f"There is no directory {base!r}"
-    way_out = (
-        " A tracker base is a directory, or a URL such as s3://bucket/results: the one that the pipeline ran with."
-    )
+    way_out = " Give the tracker base with which the pipeline ran: a directory, or a URL such as s3://bucket/results."
     raise TrackerBaseError(
         f"{wrong}.{did_you_mean_path(base if os.path.abspath(base) == folder else folder) or way_out}"
     )
@@ -318,7 +317,7 @@ def open_tracker(tracker_base: str | os.PathLike[str], *, patience: float = PATI
 
     Args:
         tracker_base: an fsspec URL or a local directory.
-        patience: seconds for which S3 is tried again before a call raises, about.
+        patience: about how many seconds calls of S3 are retried before they raise.
 
     Raises:
         TrackerError: the base cannot be used, or is a directory that does not exist.

@@ -1,17 +1,15 @@
-"""Workspaces: the files of a folder, stored once under their SHA-256, however many runs use them.
+"""Workspaces: the files of a folder, stored once under their SHA-256 for all runs that use them.
 
     <tracker base>/.torchx_kfp/workspaces/<digest>.tar
 
-A submit stores an archive again that is half a day old: a bucket's rule that removes old files counts from the last
-run.
+An archive older than half a day is stored again, so that lifecycle rules of a bucket count from the last run.
 
-An archive depends only on the names, modes and contents of the files: it is a tar file without compression, in PAX's
-form. Other implementations of Python and zlib would compress to other bytes. Entries are sorted by name; times and
-owners are left out, and of the modes only the executable bit is kept.
+An archive depends only on the names, executable bits and contents of the files. It is an uncompressed tar file in PAX
+format, because compressed bytes differ between versions of zlib. Entries are sorted by name, without times and owners.
 
-Which files belong to a workspace: everything that ``.torchxignore`` at its top does not exclude (in the syntax of
-``.gitignore``); without that file, what git tracks or would track; without git, everything. Never: ``NEVER``, virtual
-environments, and what runs write: any tracker base, and ``local_outputs``.
+A workspace has all files that ``.torchxignore`` at its top does not exclude, in the syntax of ``.gitignore``; without
+that file, all that git tracks or would track; without git, all files. It never has the folders in ``NEVER``, virtual
+environments, tracker bases or ``local_outputs``.
 """
 
 from __future__ import annotations
@@ -44,26 +42,26 @@ from torchx_kfp.tracking.store import File, Store
 
 _FOLDER = workspace_key("").rpartition("/")[0]
 _NAME = re.compile(rf"{re.escape(_FOLDER)}/([0-9a-f]{{64}})\.tar")
-#: Seconds for which a submit takes an archive for fresh.
+#: Seconds after which a submit stores an archive again.
 FRESH = 12 * 3600.0
 
 IGNORE_FILE = ".torchxignore"
-#: Names of folders that never travel.
+#: The names of folders that never travel.
 NEVER = frozenset({".git", ".hg", ".svn", "__pycache__", "local_outputs", "node_modules", PRIVATE, ".venv"})
-#: What marks other folders that never travel: virtual environments, and tracker bases.
+#: Files that mark other folders that never travel: virtual environments and tracker bases.
 _MARKS = ("pyvenv.cfg", "conda-meta", PRIVATE)
-#: Bytes of a workspace above which it needs to be allowed.
+#: The largest workspace, in bytes.
 LARGEST = 100_000_000
-#: The bytes of a file that is searched for names of others, at most.
+#: The largest file that is searched for names of other files, in bytes.
 _LONGEST_CODE = 1 << 20
-#: The bytes of ``.torchxignore``, at most.
+#: The largest ``.torchxignore``, in bytes.
 _LONGEST_IGNORE = 1 << 20
-#: The files of a folder on this machine, at most: those that can be listed in about a second.
+#: The most files of a local folder: as many as can be listed in about a second.
 MOST_FILES = 20_000
-#: Files whose text may name others, and the paths that stand in quotes there.
+#: The suffixes of files whose text may name other files, and the pattern of quoted paths there.
 _CODE = (".py", ".sh", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini")
 _PATH = re.compile(rb"""["']([\w./ -]{1,255}\.\w+)["']""")
-#: How many files with credentials a message names.
+#: The most files with credentials that a message names.
 _NAMED = 20
 
 
@@ -71,8 +69,8 @@ _NAMED = 20
 class WorkspaceFile:
     """A file or link of a workspace.
 
-    ``name`` is relative, with ``/``; ``path`` is where it is on this machine; ``modified`` is its time of change in
-    nanoseconds; ``target`` is that of a link.
+    ``name`` is its relative path in the workspace, ``path`` its local path, ``modified`` its modification time in
+    nanoseconds, and ``target`` that of a link.
     """
 
     name: str
@@ -89,8 +87,8 @@ class PackedWorkspace:
 
     Attributes:
         entries: the files.
-        git: the state of the repository in which the folder is, the first one of several, if it is in one.
-        lacks: files of the folder that are left out, although a file of the workspace names them, by those.
+        git: the state of the repository of the folder, or of the first one of several; None without a repository.
+        lacks: files of the folder that are left out although a file of the workspace names them, by the naming file.
     """
 
     store: Store
@@ -102,21 +100,21 @@ class PackedWorkspace:
 
     @property
     def url(self) -> str:
-        """The URL that the archive has once it is stored."""
+        """The URL of the archive in the store."""
         return f"{self.store.base.rstrip('/')}/{workspace_key(self.digest)}"
 
     @property
     def size(self) -> int:
-        """The bytes of the archive."""
+        """The size of the archive in bytes."""
         return len(self.archive)
 
     @property
     def code(self) -> Code:
-        """What a run records about it."""
+        """The record of the workspace in a run."""
         return Code(self.digest, self.size, len(self.entries), self.git)
 
     def upload(self) -> bool:
-        """Store the archive, and return True; False if it is there already, and was stored within the last hours.
+        """Store the archive, and return True; return False if it was already stored within the last hours.
 
         Raises:
             TrackerError: the store cannot be read or written.
@@ -139,9 +137,9 @@ def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str
 
     Args:
         store: the store of the tracker base.
-        folders: the folders, and the path of each in the workspace; "" is its top. As in TorchX, a file of a later one
-            replaces that of an earlier one with the same name.
-        without: folders that do not belong to the workspace even if they are inside. A tracker base never does.
+        folders: the path of each folder in the workspace, "" for its top. As in TorchX, a file of a later folder
+            replaces one of an earlier folder with the same name.
+        without: inner folders to leave out. Tracker bases are always left out.
 
     Raises:
         WorkspaceError: a folder cannot travel; the message says why.
@@ -199,16 +197,16 @@ def _merged(found: Mapping[str, Sequence[WorkspaceFile]], places: Mapping[str, s
 
 
 def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> list[WorkspaceFile]:
-    """Return what belongs to the workspace in a folder, sorted by name.
+    """Return the files and links of the workspace in a folder, sorted by name.
 
     Args:
         folder: the folder.
-        without: folders that do not belong to it even if they are inside, such as the tracker base.
+        without: inner folders to leave out, such as the tracker base.
 
     Raises:
-        WorkspaceError: the folder cannot be read, or has something that cannot travel: a socket, FIFO or device, a link
-            that leads out of the folder, a name that is not UTF-8, or a file that looks like credentials and that
-            ``.torchxignore`` does not include by a line ``!name``. Git cannot list a folder of a repository.
+        WorkspaceError: the folder cannot be read, git cannot list it, or it has something that cannot travel: a socket,
+            FIFO or device, a link that leads out of the folder, a name that is not UTF-8, or a file that may hold
+            credentials and that no line ``!name`` of ``.torchxignore`` includes.
     """
     root = os.path.abspath(folder)
     if not os.path.isdir(folder):  # the root of "" is the current directory
@@ -237,12 +235,12 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
 
 
 def list_code(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> list[WorkspaceFile]:
-    """Return the files and links of a folder on this machine that could belong to its workspace, sorted by name.
+    """Return the files and links of a local folder that could belong to its workspace, sorted by name.
 
-    Unlike those of ``list_workspace``, they may be anything; and if git ignores them all, all are there.
+    Unlike ``list_workspace``, this does not refuse any file; if git ignores all files, all are returned.
 
     Raises:
-        WorkspaceError: they are more than ``MOST_FILES``, or cannot be listed.
+        WorkspaceError: there are more than ``MOST_FILES``, or they cannot be listed.
     """
     root = os.path.abspath(folder)
     try:
@@ -258,7 +256,7 @@ def list_code(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> li
     entries: list[WorkspaceFile] = []
     for name in sorted(names):
         path = os.path.join(root, name)
-        with contextlib.suppress(OSError):  # it is gone meanwhile
+        with contextlib.suppress(OSError):  # removed in the meantime
             status = os.lstat(path)
             if stat.S_ISLNK(status.st_mode):
                 entries.append(WorkspaceFile(name, path, target=os.readlink(path)))
@@ -269,10 +267,10 @@ def list_code(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> li
 
 
 def pack_workspace(entries: Sequence[WorkspaceFile]) -> bytes:
-    """Return the archive of files, which begins with the program that unpacks it.
+    """Return the archive of the files, which begins with the program that unpacks it.
 
     Raises:
-        WorkspaceError: a file has changed since it was listed, or cannot be read.
+        WorkspaceError: a file cannot be read, or changed after it was listed.
     """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
@@ -293,13 +291,13 @@ def pack_workspace(entries: Sequence[WorkspaceFile]) -> bytes:
 
 
 def _read(entry: WorkspaceFile) -> bytes:
-    """Return the content of a file, which must be as it was listed."""
+    """Return the content of a file, which must not have changed after it was listed."""
     try:
         with open_regular(entry.path, os.path.dirname(entry.path)) as file:
             content = file.read(entry.size + 1)
             if len(content) == entry.size and os.fstat(file.fileno()).st_mtime_ns == entry.modified:
                 return content
-    except UnfitFileError:  # a link or FIFO has taken its place
+    except UnfitFileError:  # now a link or FIFO
         pass
     except OSError as error:
         raise WorkspaceError(f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}.") from None
@@ -307,7 +305,7 @@ def _read(entry: WorkspaceFile) -> bytes:
 
 
 def _test_of_folders(root: str, without: Iterable[str]) -> Callable[[str], bool]:
-    """Return a test of folders, by their names below the root: whether their files never travel."""
+    """Return a predicate for folders, by their names below the root: true if their files never travel."""
     places = {os.path.realpath(folder) for folder in without}
 
     @functools.cache
@@ -325,12 +323,12 @@ def _test_of_folders(root: str, without: Iterable[str]) -> Callable[[str], bool]
 
 
 def _rules(root: str, stays: Callable[[str], bool], *, travels: bool = True) -> tuple[Iterable[str], set[str]]:
-    """Return the names of the files of a workspace, and those that a line ``!name`` includes.
+    """Return the names of the files of a workspace, and the names that lines ``!name`` include.
 
-    If they do not travel, a repository that git does not list is a folder like others.
+    If the files do not travel, a repository that git cannot list is treated like any folder.
     """
     try:
-        # The folder may be somebody else's: a FIFO or a device would never end.
+        # In the folder of somebody else, it may be a FIFO or a device, which would never end.
         lines = read_bytes(os.path.join(root, IGNORE_FILE), limit=_LONGEST_IGNORE).decode("utf-8-sig").splitlines()
         ignored = matcher(lines)
         included = {line[1:].strip().lstrip("/") for line in lines if line.startswith("!")}
@@ -348,7 +346,7 @@ def _rules(root: str, stays: Callable[[str], bool], *, travels: bool = True) -> 
 
 
 def _refuse_repository(root: str) -> None:
-    """Raise WorkspaceError if git should have listed the folder: what it ignores must not travel."""
+    """Raise WorkspaceError if git should have listed the folder, because ignored files must not travel."""
     here = Path(root).resolve()
     for path in (here, *here.parents):
         if os.path.lexists(path / ".git"):
@@ -359,7 +357,7 @@ def _refuse_repository(root: str) -> None:
 
 
 def _of_git(root: str, stays: Callable[[str], bool], folder: str = "") -> list[str] | None:
-    """Return the files that git tracks or would track; None if the folder is not in a repository."""
+    """Return the files that git tracks or would track; None outside of a repository."""
     listed = run_git(os.path.join(root, folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed is None:
         return None
@@ -374,12 +372,12 @@ def _of_git(root: str, stays: Callable[[str], bool], folder: str = "") -> list[s
 
 
 def _walk(root: str, stays: Callable[[str], bool], ignored: Callable[[str], bool], folder: str = "") -> Iterator[str]:
-    """Yield the names of all files that are not ignored. As in git, nothing in an ignored folder can be included."""
+    """Yield the names of all files that are not ignored. As in git, files in an ignored folder cannot be included."""
     with os.scandir(os.path.join(root, folder)) as entries:
         for entry in entries:
             name = f"{folder}{entry.name}"
             if not entry.is_dir(follow_symlinks=False):
-                # In a worktree of git, or a submodule, .git is a file.
+                # In a worktree or a submodule, .git is a file.
                 if entry.name != ".git" and not ignored(name):
                     yield name
             elif not (stays(name) or ignored(f"{name}/")):
@@ -412,9 +410,9 @@ def _entry(root: str, name: str) -> WorkspaceFile:
 
 
 def _leads_out(path: str, top: str) -> bool:
-    """Tell whether a link in a folder leads out of it, or to a place that only the folder's name here leads back to."""
+    """Check whether a link leads out of the folder, or back into it only through the folder's local name."""
     to = os.readlink(path)
     by_text = os.path.normpath(os.path.join(os.path.relpath(os.path.dirname(path), top), to))
-    # The target counts as well as the text: a link to the top, and .. after it, or to another link, would lead out.
+    # Both the text and the target count: a link to the top followed by "..", or to another link, could lead out.
     is_inside = is_below(os.path.realpath(path), os.path.realpath(top))
     return os.path.isabs(to) or by_text.split("/")[0] == ".." or not is_inside

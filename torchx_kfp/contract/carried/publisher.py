@@ -1,25 +1,24 @@
-"""Runs a stage's application, then publishes the results and artifacts that it recorded as outputs of the KFP task.
+"""Run a stage's application, then publish its results and artifacts as outputs of the KFP task.
 
 In the command of a stage with results or artifacts, this program comes before the application::
 
     python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
 
-It keeps its messages short, because the command carries it, and does little before the application starts.
+Its messages are short, because the command carries it, and it does little before the application starts.
 
 SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [name, shown]}}``. ``output`` is KFP's name of
-the output, ``name`` is the name under which the application records it, and ``shown`` is 1 if KFP's UI shows the
-artifact. If SPEC has ``"may_fail": [exit code, ...]``, the stage goes on whatever the application's exit code is,
-except for these codes, and records it as the result ``exit_code``. If the stage was asked to end, the exit code counts.
-``{{$}}`` is KFP's ExecutorInput, which names the file for each output. The PATHs are the local files of the artifacts:
-``metrics``, and those of SPEC in its order. The run id and the tracker base come from the environment (``protocol``).
-Without APPLICATION, the program publishes the results of another stage.
+the output, ``name`` is the recorded name, and ``shown`` is 1 if KFP's UI shows the artifact. If SPEC has ``"may_fail":
+[exit code, ...]``, the stage succeeds with all other exit codes of the application, and records the code as the result
+``exit_code``, unless it was asked to end. ``{{$}}`` is KFP's ExecutorInput, which names the file of each output. The
+PATHs are the local files of the artifacts: ``metrics``, and those of SPEC in its order. The run id and the tracker base
+come from the environment (``protocol``). Without APPLICATION, the program publishes the records of another stage.
 
-Results become the files of output parameters. Lists and dicts are recorded as metadata, because results are numbers and
-short text. All numbers among the results also become the metadata of the artifact ``metrics``.
-An artifact with a local path is copied for KFP to store. For an artifact elsewhere, KFP stores a small JSON file with
-its ``path`` and ``metadata``, and the path becomes the metadata ``location``. The metadata is written to the file for
-the ExecutorOutput. KFP's launcher rejects unknown fields there (kubeflow/pipelines,
-``backend/src/v2/component/launcher_v2.go``), so its ``artifacts`` are those of the ExecutorInput, with metadata added.
+Results become the files of output parameters. Lists and dicts are read from the metadata, because results are numbers
+and short text. All numbers among the results also become the metadata of the artifact ``metrics``. An artifact with a
+local path is copied for KFP to store. For a URL, KFP stores a small JSON file with its ``path`` and ``metadata``, and
+the URL becomes the metadata ``location``. The metadata is written to the file for the ExecutorOutput. KFP's launcher
+rejects unknown fields there (kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``), so its ``artifacts`` are
+those of the ExecutorInput, with metadata added.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from typing import Any
 
 from torchx_kfp.contract.carried.storage import RUNS, open_storage, read_field, read_json, write_whole
 
-#: KFP passes numbers as doubles in JSON, which has neither NaN nor infinity. This number replaces them.
+#: The number that replaces NaN and infinity, which KFP's JSON does not have.
 LARGEST = sys.float_info.max
-#: KFP passes numbers as doubles, which represent all integers up to this one.
+#: The largest integer up to which doubles, which KFP passes, represent all integers.
 EXACT = 2**53
-#: The largest list or dict, in bytes of JSON. One argument of 128 KiB has to hold all inputs of a task.
+#: The largest list or dict, in bytes of JSON. One argument of 128 KiB must hold all inputs of a task.
 LONGEST = 65536
-#: Attributes of KFP's loop variables. A field of an item with such a name is not what ``item.name`` returns.
+#: The attributes of KFP's loop variables, which hide fields of an item with these names.
 ATTRIBUTES = (
     "name",
     "task_name",
@@ -57,7 +56,7 @@ ATTRIBUTES = (
 
 
 def say(*words: object) -> None:
-    """Write a line to the stage's log, if somebody reads it."""
+    """Write a line to the stage's log, if it is still open."""
     try:  # noqa: SIM105 (shorter than contextlib)
         os.write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
     except OSError:
@@ -65,7 +64,7 @@ def say(*words: object) -> None:
 
 
 def write_text(path: str, text: str, /) -> None:
-    """Write a file on this machine, and create its folder if it is missing."""
+    """Write a local file, and create its folder if it is missing."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as file:
         file.write(text.encode())
@@ -74,9 +73,9 @@ def write_text(path: str, text: str, /) -> None:
 def run(command: Sequence[str], /) -> tuple[int, bool]:
     """Run the application as a child in its own session, and pass signals on to it.
 
-    The child has its own session because an engine that signals this process's whole group would otherwise deliver each
-    signal twice. Signals go only to the child, whose handler may still need its workers. They are blocked and waited
-    for: none is lost before the application runs, and the init process of a container would not get them otherwise.
+    With its own session, the child does not get signals twice if an engine signals the whole process group. Signals go
+    only to the child, whose handler may still need its workers. They are blocked and waited for, so that none is lost
+    before the application runs, and because the init process of a container does not get other signals.
 
     Returns:
         The application's exit code, or 128 + n if signal n ended it, and whether this process was asked to end.
@@ -87,11 +86,11 @@ def run(command: Sequence[str], /) -> tuple[int, bool]:
     pid = os.fork()
     if not pid:
         os.setsid()
-        # Python ignores these signals, and the application would inherit that.
+        # The application would inherit that Python ignores these signals.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # If the application cannot be started, the shell says so and sets the exit code.
+        # If the application cannot be started, the shell reports it and sets the exit code.
         os.execvp("sh", ["sh", "-c", 'exec "$@"', "sh", *command])
     stopped = False
     while True:
@@ -106,10 +105,10 @@ def run(command: Sequence[str], /) -> tuple[int, bool]:
 
 
 def end_leftovers(run_id: str, /) -> None:
-    """End the processes that the application left running: they could keep the stage's output open forever.
+    """End processes that the application left running, which could keep the stage's output open forever.
 
-    Run ids of further attempts in this pod go on with ``_``. Processes get SIGTERM first, because an application that a
-    shell script started outlives the shell when a signal ends it. After 5 s they are killed.
+    The run ids of further attempts in this pod continue with ``_``. Processes get SIGTERM, because an application
+    started by a shell script outlives the shell if a signal ends it. After 5 s, they are killed.
     """
     for attempt in range(60):
         left = 0
@@ -121,7 +120,7 @@ def end_leftovers(run_id: str, /) -> None:
                 if (mark + b"\0" in environ or mark + b"_" in environ) and int(pid) != os.getpid():
                     os.kill(int(pid), 0 if attempt % 50 else 9 if attempt else 15)
                     left = 1
-            except (OSError, ValueError):  # it has ended, belongs to another user, or is not a process
+            except (OSError, ValueError):  # ended, of another user, or not a process
                 pass
         if not left:
             return
@@ -129,12 +128,12 @@ def end_leftovers(run_id: str, /) -> None:
 
 
 def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
-    """Return the message for a declared result or artifact that is missing or has another type.
+    """Return the message for a declared result or artifact that is missing or of another type.
 
     Args:
         what: ``result`` or ``artifact``.
         name: its name.
-        recorded: the results or artifacts that the stage recorded, by name.
+        recorded: the recorded results or artifacts by name.
         kind: the result's declared type.
     """
     there = repr(recorded[name])[:500] if name in recorded else ", ".join([*recorded][:20]) or "nothing"
@@ -142,10 +141,10 @@ def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
 
 
 def as_kfp_stores(name: str, value: Any, /) -> Any:
-    """Return a result as KFP can pass it on, with finite numbers.
+    """Return a result with finite numbers, as KFP can pass it on.
 
     Raises:
-        ValueError: it has an int that a double cannot represent.
+        ValueError: it contains an int that a double cannot represent.
     """
 
     def whole(text: str) -> int:
@@ -164,11 +163,11 @@ def output_text(kind: str, name: str, recorded: Any, /) -> Any:
     Args:
         kind: the declared type.
         name: the result's name.
-        recorded: the results that the stage recorded, by name; for a list or dict also its metadata.
+        recorded: the recorded results by name; for a list or dict, with the metadata.
 
     Raises:
-        ValueError: the result is missing, has another type, or is something that KFP cannot pass on. The message
-            continues a sentence that begins with the stage's name.
+        ValueError: the result is missing, has another type, or cannot be passed on by KFP. The message continues a
+            sentence that begins with the stage's name.
     """
     value = recorded.get(name)
     if kind == "float" and type(value) is int:
@@ -189,24 +188,24 @@ def output_text(kind: str, name: str, recorded: Any, /) -> Any:
 
 
 def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, code: int | None, /) -> bool:
-    """Write KFP's outputs from the run's records under the tracker base.
+    """Write KFP's outputs from the run's records below the tracker base.
 
     Args:
         spec: see the module.
-        outputs: what KFP's ExecutorInput says of outputs.
+        outputs: the outputs of KFP's ExecutorInput.
         paths: see the module.
         base: the tracker base.
         run_id: the run.
         code: the application's exit code, which a stage that may fail records as a result.
 
     Returns:
-        True if something declared is missing, has another type, or is an int that a double cannot represent.
+        True if a declared output is missing, has another type, or is an int that a double cannot represent.
     """
     failed = False
     stage = run_id.split("/")[-2:][0]
     store, root = open_storage(base)
     if os.path.isdir(root):
-        os.umask(~os.stat(root).st_mode & 0o777)  # where all may write, other users' stages write into new folders
+        os.umask(~os.stat(root).st_mode & 0o777)  # new folders get the permissions of the base
     path, folder = f"{root}/{run_id}", f"{root}/{RUNS}/{run_id}"
     try:
         results = read_json(store, path)
@@ -266,30 +265,30 @@ def publish_artifact(
     """Write an artifact's metadata, and its content or a file that names its location.
 
     Args:
-        output: what KFP's ExecutorInput says of it; gets the metadata.
-        metadata: the metadata that the application recorded.
+        output: the artifact in KFP's ExecutorInput, which gets the metadata.
+        metadata: the recorded metadata.
         target: the local file of the artifact, which KFP stores.
-        path: where the application has put the artifact; empty if there are only metadata.
+        path: the recorded path or URL; empty if there is only metadata.
         shown: whether KFP's UI shows it.
-        only: what the paths of local files begin with. If another stage has registered the artifact, they are below the
-            tracker base: others are on the disk of its pod, and this one has its own files at such paths.
+        only: the prefix of local paths: the tracker base, if another stage registered the artifact, because its other
+            files are on the disk of its own pod.
 
     Raises:
         ValueError: a local file is elsewhere.
     """
-    # KFP keeps six decimals of a number (MLMD's text form of a double), so 1e-7 becomes 0. Text stays exact.
+    # KFP keeps six decimals of a number (MLMD's text of a double), so 1e-7 becomes 0. Text stays exact.
     described = output["artifacts"][0]["metadata"] = {
         key: repr(value) if type(value) is float and abs(float(f"{value:f}") - value) > abs(value) / 1000 else value
         for key, value in metadata.items()
     }
-    # KFP's UI shows an artifact's content, and nobody else keeps local files: KFP has to store both.
+    # KFP must store content that its UI shows, and local files, which would be lost.
     is_local = "://" not in path or path.startswith(("file:", "local:"))
     if path and (shown or is_local):
         import fsspec
 
         # A local path may have "::" in it.
         source, path = open_storage(path) if "://" in path else (fsspec.filesystem("file"), path)
-        # Files are copied one by one: fsspec would read a name with brackets as a pattern.
+        # Files are copied one by one, because fsspec reads names with brackets as patterns.
         for file in source.find(path) or [path]:
             if is_local and not os.path.realpath(file).startswith(only):
                 raise ValueError(f"{file} is on another stage's disk: register it there with store=True")
@@ -297,12 +296,12 @@ def publish_artifact(
             os.makedirs(os.path.dirname(copy), exist_ok=True)
             source.get_file(file, copy)
         return
-    # An artifact elsewhere stays there: KFP passes on a file that names its location. If the artifact had a URI outside
-    # of the pipeline root, KFP's launcher would fail, here or in the task that consumes it.
+    # For a URL, KFP passes on a file that names the location. With a URI outside of the pipeline root, KFP's launcher
+    # would fail, here or in the task that consumes the artifact.
     if path:
         described["location"] = path
         metadata = {"path": path, "metadata": metadata}
-    # kfp.local's cache considers an artifact without a file as missing.
+    # kfp.local's cache treats an artifact without a file as missing.
     write_text(target, json.dumps(metadata))
 
 
@@ -325,7 +324,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
         if code:
             say("exit code", f"{code}, but the stage may fail")
     try:
-        # The application may have been started again. A launcher may have gone on with the run of an earlier attempt.
+        # The application may have been started again, or a launcher may have continued the run of an earlier attempt.
         run_id = open(outputs["parameters"]["run_id"]["outputFile"]).read()  # noqa: SIM115
         sys.exit(publish(spec, outputs, words, base, run_id, code))
     except Exception as error:

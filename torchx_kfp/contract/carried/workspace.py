@@ -1,9 +1,9 @@
 """Unpack a workspace in a stage, and become the application in it.
 
 The archive of a workspace begins with this program. A stage's command fetches the archive, checks its digest, which is
-part of the pipeline's arguments, and runs the program (``scripts.workspace_words``). So nobody who can only write to
-the storage can change the code of a stage unnoticed. ``workspaces`` makes archives; this program takes no more than
-they have: files and links that stay inside. An archive is not compressed, so what is unpacked is not larger.
+part of the pipeline's arguments, and runs the program (``scripts.workspace_words``). So write access to the storage is
+not enough to change the code of a stage unnoticed. The program only accepts what ``workspaces`` packs: files, and links
+that stay inside. Archives are not compressed, so unpacked files are not larger.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The folder that only the package's own files are in, in an archive and elsewhere.
+#: The folder of the package's own files.
 _OWN = ".torchx_kfp/"
 
 
 def members(archive: bytes, /) -> Iterator[tarfile.TarInfo]:
-    """Yield the files and links of the workspace: all but the package's own.
+    """Yield the files and links of the workspace, without the package's own files.
 
     Raises:
-        tarfile.TarError: it is not an archive.
+        tarfile.TarError: the archive is malformed.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
@@ -43,10 +43,10 @@ def content(archive: bytes, member: tarfile.TarInfo, /) -> memoryview:
 
 
 def unpack(archive: bytes, folder: str, /) -> None:
-    """Unpack the archive into an empty folder, which is given without links in its path.
+    """Unpack the archive into an empty folder, whose path does not contain links.
 
     Raises:
-        ValueError: something in the archive is not of a workspace.
+        ValueError: a member of the archive cannot be part of a workspace.
         OSError: a file cannot be written.
     """
     links = []
@@ -69,7 +69,7 @@ def unpack(archive: bytes, folder: str, /) -> None:
                     rest = rest[file.write(rest) :]
         else:
             raise ValueError(f"it has {member.name!r}, which is neither a file nor a link")
-    # No file can be written through a link: there are none yet.
+    # Links are made last, so that no file is written through a link.
     for target, path in links:
         os.symlink(target, path)
     for target, path in links:

@@ -1,4 +1,4 @@
-"""``TorchXMetric``: the outcome of a trial, from the records of its app."""
+"""``TorchXMetric``: the outcome of a trial from the records of its app."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import NotRecordedError
 from torchx_kfp.tracking.recorder import Recorder
 
-#: The suffixes of two results that are one outcome: the mean of several measurements, and its standard error.
+#: The suffixes of two results that make one outcome: the mean of several measurements, and its standard error.
 MEAN, SEM = "/mean", "/sem"
 #: The port of Ray's dashboard, in front of the app: ``ray://torchx/127.0.0.1:8265-train-abc``.
 _PORT = re.compile(r"^\d+-")
@@ -28,16 +28,16 @@ Outcome = float | tuple[float, float]
 class TorchXMetric(IMetric):  # type: ignore[misc]
     """A metric that the apps of ``TorchXRunner`` record.
 
-    An app records it with ``current_run().put(loss=0.3)`` or, if it is the mean of several measurements, with
-    ``current_run().put({"loss/mean": 0.3, "loss/sem": 0.01})``, of which the second is the standard error. An app that
-    only logs it (``current_run().log(step, loss=0.3)``) has its last value for an outcome.
+    An app records it with ``current_run().put(loss=0.3)``. The mean and standard error of several measurements are
+    ``current_run().put({"loss/mean": 0.3, "loss/sem": 0.01})``. If an app only logs it (``current_run().log(step,
+    loss=0.3)``), the last value is the outcome.
 
     Args:
-        name: the name under which the app records it. It is the metric's name in Ax, too: ``objective="-loss"``.
+        name: the recorded name, which is also the metric's name in Ax: ``objective="-loss"``.
     """
 
     def fetch(self, trial_index: int, trial_metadata: Mapping[str, Any]) -> tuple[int, Outcome]:
-        """Return the last step that the app has logged, or 0, and its outcome. The app may still be running.
+        """Return the last logged step, or 0, and the outcome. The app may still be running.
 
         Raises:
             NotRecordedError: the app has not recorded the metric, or its value is not a finite number.
@@ -66,26 +66,26 @@ class TorchXMetric(IMetric):  # type: ignore[misc]
 
 
 def _number(handle: str, name: str, value: object) -> float:
-    """Return a result as a float: Ax refuses an int."""
+    """Return a result as a float, because Ax does not accept ints."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise NotRecordedError(
-            f"The trial {handle} has recorded {shown(value)} as {name!r}, from which Ax cannot learn. Record a finite "
-            "number; a large one tells Ax that the parameters are bad."
+            f"The trial {handle} recorded {shown(value)} as {name!r}, but Ax needs a finite number. Record a large one "
+            "for bad parameters."
         )
     return float(value)
 
 
 def _run_ids(recorder: Recorder, handle: str) -> list[str]:
-    """Return the run ids that an app may have, those to be read first at the beginning.
+    """Return the possible run ids of an app, the most likely ones first.
 
-    TorchX gives an app its handle, ``<scheduler>://<session>/<app>``, in the variable that ``current_run()`` takes for
-    the run id. On some schedulers the handle that TorchX returns says more: a namespace, a queue or a project. On KFP
-    the run id is that of a stage, ``<run>/<stage>/<pod>``, and the latest attempt counts.
+    TorchX sets the variable with the run id to the app handle, ``<scheduler>://<session>/<app>``. On some schedulers,
+    the handle that TorchX returns also has a namespace, a queue or a project. On KFP, the run id is that of a stage,
+    ``<run>/<stage>/<pod>``, and the latest attempt counts.
     """
     scheduler, session, app = specs.parse_app_handle(handle)
     if scheduler == "kfp":
         written = recorder.written(app)
-        stages = written.keys() - {app}  # which may have recorded its code
+        stages = written.keys() - {app}  # the pipeline run itself may have recorded its code
         return sorted(stages, key=lambda run_id: (written[run_id], run_id), reverse=True)
     # kubernetes: <namespace>:<app>, aws_batch: <queue>:<app>, gcp_batch: <project>:<location>:<app>
     name = app.rpartition(":")[2]

@@ -1,7 +1,7 @@
 """The optimizer ``ax``: Bayesian optimization by Ax, between the rounds of a search in a pipeline.
 
-The stage that asks loads Ax's client from the state of the round before, tells it how the trials ended, and asks it for
-the next ones. The state grows with the trials: 20 kB at first, 100 kB after ten of them.
+The stage that asks loads Ax's client from the state of the previous round, tells it the results of the trials, and asks
+it for the next ones. The state grows with the trials: 20 kB at first, 100 kB after ten trials.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def ask(
     Args:
         definition: the search's: see ``torchx_kfp.tracking.searches``.
         told: the trials so far, in the order in which they were asked for.
-        state: what the call for the round before has returned; None at first.
-        number: the number of trials. Ax may have fewer: the whole space has been tried, for example.
+        state: the state returned for the previous round; None at first.
+        number: the number of trials. Ax may return fewer, such as when the whole space was tried.
     """
     client = _new_client(definition, number) if state is None else Client._from_json_snapshot(state)
     _tell(client, definition, told)
-    # A loaded client has no seed. With the same one in each round, trials that differ only by chance would be the same.
+    # A loaded client does not have a seed. With the same one in each round, random trials would be the same.
     client._random_seed = _seed(definition, len(told))
     asked = _next_trials(client, min(number, _count_untried(definition, told)))
     spaces = definition["parameters"]
@@ -44,10 +44,10 @@ def ask(
 
 
 def _tell(client: Client, definition: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> None:
-    """Tell Ax how those trials have ended that it takes for running. Its numbers are their places in the search."""
+    """Tell Ax the results of trials that it considers running. Its numbers are their positions in the search."""
     known = client._experiment.trials
     for number, trial in enumerate(told):
-        if number not in known:  # Ax had none for that round, and the search drew one
+        if number not in known:  # drawn by the search, because Ax did not have a trial
             free = {name: type_of(space) for name, space in definition["parameters"].items() if not _is_fixed(space)}
             client.attach_trial({name: kind(trial["parameters"][name]) for name, kind in free.items()})
         elif not known[number].status.is_running:
@@ -74,7 +74,7 @@ def _new_client(definition: Mapping[str, Any], number: int) -> Client:
     client.configure_optimization(
         ", ".join(f"-{_metric(place)}" if goal == "minimize" else _metric(place) for place, goal in goals)
     )
-    # The trials of a round run at once, so the first round is spread over the space as a whole.
+    # The trials of a round run concurrently, so the first round is spread over the whole space.
     client.configure_generation_strategy(
         initialization_budget=max(5, number),
         initialization_random_seed=_seed(definition),
@@ -84,7 +84,7 @@ def _new_client(definition: Mapping[str, Any], number: int) -> Client:
 
 
 def _count_untried(definition: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of points that no trial has had. Asked for more, Ax searches for a minute, and returns none."""
+    """Return the number of untried points. If asked for more, Ax searches for a minute and returns none."""
     size = 1
     for space in definition["parameters"].values():
         if space["type"] == "float":
@@ -94,7 +94,7 @@ def _count_untried(definition: Mapping[str, Any], told: Sequence[Mapping[str, An
 
 
 def _next_trials(client: Client, number: int) -> list[dict[str, Any]]:
-    """Ask for trials until there are enough: Ax returns only those of one of its methods at a time."""
+    """Ask for trials until there are enough: Ax returns those of one of its methods at a time."""
     asked: list[dict[str, Any]] = []
     with contextlib.suppress(OptimizationComplete, MaxParallelismReachedException):
         while len(asked) < number and (found := client.get_next_trials(number - len(asked))):
@@ -112,17 +112,17 @@ def _config(name: str, space: Mapping[str, Any]) -> RangeParameterConfig | Choic
 
 
 def _is_fixed(space: Mapping[str, Any]) -> bool:
-    """Tell whether a parameter has one value only, which Ax does not take for a choice."""
+    """Check whether a parameter has only one value, which Ax does not accept as a choice."""
     return len(space.get("values", "12")) == 1
 
 
 def _metric(place: int) -> str:
-    """Return Ax's name for an objective: Ax reads names as a formula, in which ``val/loss`` is a quotient."""
+    """Return Ax's name for an objective: Ax reads names as formulas, in which ``val/loss`` is a quotient."""
     return f"objective_{place}"
 
 
 def _value(space: Mapping[str, Any], value: Any) -> Any:
-    """Return a parameter's value as it is passed on: a short number is the same text on each engine."""
+    """Return a parameter's value as it is passed on: short numbers have the same text on each engine."""
     if _is_fixed(space):
         return space["values"][0]
     if "values" in space:

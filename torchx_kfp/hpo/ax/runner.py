@@ -30,10 +30,10 @@ from torchx_kfp.tracking.artifacts import absolute
 
 _logger = logging.getLogger(__name__)
 
-#: Returns the app of a trial.
+#: A function that returns the app of a trial.
 Component = Callable[..., specs.AppDef]
 
-#: Apps in other states have not ended. That includes ``UNKNOWN``: the scheduler cannot tell at the moment.
+#: Apps in other states have not ended. ``UNKNOWN`` means that the scheduler currently cannot tell.
 _ENDED = {
     AppState.SUCCEEDED: TrialStatus.COMPLETED,
     AppState.FAILED: TrialStatus.FAILED,
@@ -45,14 +45,14 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
     """Runs each trial as a TorchX app.
 
     The component is called with the trial's parameters and the constants, and with ``trial_idx`` and ``tracker_base``
-    if it has such parameters. The app finds the tracker base in its environment, so that
-    ``current_run().put(loss=...)`` records a result of the trial.
+    if it has such parameters. The tracker base is set in the app's environment, so ``current_run().put(loss=...)``
+    records a result of the trial.
 
-    Ax stores neither the component nor its arguments: a loaded runner reads its trials, but starts none.
+    Ax does not store the component and its arguments: a loaded runner can read trials, but not start new ones.
 
     Args:
         component: a function that returns an AppDef.
-        tracker_base: an fsspec URL or a local directory that all apps reach.
+        tracker_base: an fsspec URL or a local directory that all apps can reach.
         scheduler: one of TorchX's schedulers: ``local_cwd``, ``kubernetes``, ``kfp``.
         cfg: the scheduler's options, as of ``torchx run -cfg``.
         constants: arguments of the component that all trials share.
@@ -75,21 +75,21 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         self._constants = dict(constants or {})
 
     def run_trial(self, trial_index: int, parameterization: Mapping[str, Any]) -> dict[str, Any]:
-        """Start the app of a trial, and return the metadata by which the trial is found again.
+        """Start the app of a trial, and return the metadata that identifies it.
 
         Raises:
-            AppDefError: Ax has loaded this runner.
+            AppDefError: Ax has loaded this runner without its component.
         """
         component, base, cfg = self._component, self._tracker_base, self._cfg
         if component is None:
             raise AppDefError(
-                "Ax has loaded this experiment without the component of its trials, so they can be read but no new one "
-                "started. Give the client the runner again: client.configure_runner(TorchXRunner(component, ...))."
+                "Ax has loaded this experiment without the component of its trials, so it cannot start new ones. Give "
+                "the client the runner again: client.configure_runner(TorchXRunner(component, ...))."
             )
         own = {"trial_idx": trial_index, "tracker_base": base}
         own = {name: value for name, value in own.items() if name in inspect.signature(component).parameters}
         app = component(**own, **self._constants, **parameterization)
-        if self._scheduler == "kfp":  # it sets the variables of a stage; a cached run has no results under its id
+        if self._scheduler == "kfp":  # it sets the variables; a cached run does not have results under its id
             cfg = {**cfg, "cache": False, "tracker_base": base}
         else:
             trackers = {protocol.TRACKERS: protocol.TRACKER_NAME, protocol.TRACKER_CONFIG: base}
@@ -98,29 +98,31 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         return {"torchx_app_handle": torchx_runner().run(app, self._scheduler, cfg), "torchx_tracker_base": base}
 
     def poll_trial(self, trial_index: int, trial_metadata: Mapping[str, Any]) -> TrialStatus:
-        """Return the status of a trial. One whose app is gone has failed."""
+        """Return the status of a trial. If its app no longer exists, it has failed."""
         handle = trial_metadata["torchx_app_handle"]
         try:
             status = torchx_runner().status(handle)
-        except (HostUnreachableError, HTTPError, OSError) as error:  # Ax would abandon the trial, although it runs
-            _logger.warning("The state of trial %d (%s) is not known: asking again. (%r)", trial_index, handle, error)
+        except (HostUnreachableError, HTTPError, OSError) as error:  # Ax would abandon the running trial
+            _logger.warning(
+                "The state of trial %d (%s) is not known. It is requested again. (%r)", trial_index, handle, error
+            )
             return TrialStatus.RUNNING
         return TrialStatus.FAILED if status is None else _ENDED.get(status.state, TrialStatus.RUNNING)
 
     def poll_exception(self, trial: Any) -> str:
-        """Return why a trial has failed, which Ax shows in ``client.summarize()``."""
+        """Return the reason of a failure, which Ax shows in ``client.summarize()``."""
         handle = trial.run_metadata["torchx_app_handle"]
         status = torchx_runner().status(handle)
         if status is None:
             return (
-                f"{handle} is not known to its scheduler. A local app ends with the process that has started it; an "
-                "app on a cluster may have been deleted."
+                f"{handle} is not known to its scheduler. A local app ends with the process that started it; an app "
+                "on a cluster may have been deleted."
             )
         said = status.msg if status.msg not in ("", specs.NONE) else status.structured_error_msg
         with contextlib.suppress(KeyError, TypeError, ValueError):  # TorchX's message in JSON
             said = json.loads(said)["message"]["message"]
         why = "" if said in ("", specs.NONE) else f": {printable(said)}"
-        return f"{handle} has ended as {status.state.name}{why} (torchx log {handle})"
+        return f"{handle} ended as {status.state.name}{why} (torchx log {handle})"
 
     def stop_trial(self, trial_index: int, trial_metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Stop the app of a trial, unless it has ended."""
@@ -138,19 +140,19 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         return {"tracker_base": obj._tracker_base, "scheduler": obj._scheduler}
 
     def clone(self) -> TorchXRunner:
-        """Return a copy with the component, which Ax's own way would not have."""
+        """Return a copy with the component, which Ax's default would lose."""
         return copy.copy(self)
 
 
 @functools.cache
 def torchx_runner() -> Runner:
-    """Return TorchX's runner of this process, which alone knows the local apps that it has started."""
+    """Return TorchX's runner of this process: only that knows the local apps that it started."""
     atexit.register(_close_runner)
     return get_runner()
 
 
 def _close_runner() -> None:
-    """End local apps while Python's modules still exist: TorchX would do it later, and print an AttributeError."""
+    """End local apps before Python removes its modules: TorchX does it later, and prints an AttributeError."""
     torchx_runner().close()
     torchx_runner.cache_clear()
     gc.collect()

@@ -1,9 +1,9 @@
 """A tracker for ``torchx.tracker`` on MLflow: results become metrics of MLflow's runs, metadata becomes parameters.
 
-It only writes, and only in the first process of a stage: MLflow gets copies of what ``current_run()`` and TorchX's
-``AppRun`` record, in the same calls and after it is stored under the tracker base, where records are read. A
-server that fails is left out from then on, with a warning in the log. Each run id has one run in MLflow, which the tag
-``torchx.run_id`` names. All calls name the run, so an application that uses MLflow itself keeps its own active run.
+It only writes, and only in the first process of a stage. MLflow gets copies of the records of ``current_run()`` and
+TorchX's ``AppRun``, in the same calls, after they are stored under the tracker base. After a server failed, it gets no
+more records, and a warning is logged. Each execution has one run in MLflow, with the tag ``torchx.run_id``. All calls
+name the run, so an application that uses MLflow itself keeps its own active run.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ except ImportError as error:
 
 #: MLflow's own environment variables.
 _URI, _EXPERIMENT_NAME, _EXPERIMENT_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
-#: ``localhost:5000``, which MLflow would take for a folder.
+#: Matches ``localhost:5000``, which MLflow would use as a folder.
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
-#: The experiment for stages that do not name one. A stage does not know the name of its pipeline.
+#: The default experiment. A stage does not know the name of its pipeline.
 _DEFAULT_EXPERIMENT = "torchx-kfp"
 
 #: The prefix of this project's tags. MLflow reserves its own in the same way.
@@ -56,7 +56,8 @@ _REFUSED = re.compile(r"[^\w\-. /]")
 #: The longest name in characters. MLflow accepts 250, but tags of artifacts have a prefix.
 _LONGEST_NAME = 220
 
-#: MLflow's settings for calls from here, unless the user has set them. By its own, a server that hangs takes minutes.
+#: MLflow's settings for these calls, unless the user has set them. With the defaults, a server that hangs takes
+#: minutes.
 _SHORT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 _logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def _short_timeouts() -> Iterator[None]:
 
 
 def _copies(record: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a method that records something of a run: whatever it raises, the records are stored already."""
+    """Decorate a method that records something: its errors are only logged, because the record is already stored."""
 
     @functools.wraps(record)
     def call(self: MlflowTracker, run_id: str, /, *given: Any, **named: Any) -> None:
@@ -87,10 +88,10 @@ def _copies(record: Callable[..., None]) -> Callable[..., None]:
             except Exception as error:
                 kind = type(error).__qualname__
                 text = (
-                    f"The tracker 'mlflow' failed, and lacks records of the run {run_id!r} in the experiment "
-                    f"{self._experiment!r}; the results under the tracker base are complete."
+                    f"The tracker 'mlflow' failed: records of the run {run_id!r} are missing in the experiment "
+                    f"{self._experiment!r}. Those under the tracker base are complete."
                 )
-                # It has answered that it does not accept this.
+                # The server answered, and refused this record.
                 if isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500:
                     warn_once(f"{text} Further errors of this kind are not shown. {kind}: {error}", f"mlflow {kind}")
                 else:
@@ -106,12 +107,12 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     Args:
         tracking_uri: the URI of the server.
         experiment: the name of the experiment, which is created if it does not exist, or its id.
-        is_id: whether it is the id.
-        is_main: whether this is the first process of its stage; others record nothing.
+        is_id: whether ``experiment`` is the id.
+        is_main: whether this is the first process of its stage; others do not record anything.
     """
 
     def __init__(self, tracking_uri: str, experiment: str, *, is_id: bool = False, is_main: bool = True) -> None:
-        # A client of a database creates its tables, which several processes cannot do at once.
+        # A client of a database creates its tables, which several processes cannot do concurrently.
         self._client: Any = MlflowClient(tracking_uri=tracking_uri) if is_main else None
         self._experiment = experiment
         self._is_id = is_id
@@ -121,14 +122,14 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._last_steps: dict[tuple[str, str], int] = {}
         self._names: dict[tuple[str, bool], object] = {}
         self._renew_lock()
-        os.register_at_fork(after_in_child=self._renew_lock)  # another thread may hold it
+        os.register_at_fork(after_in_child=self._renew_lock)  # another thread may hold the old one
         self._pid = os.getpid()
         atexit.register(self._end)
 
     @_copies
     def add_metadata(self, run_id: str, /, **kwargs: object) -> None:
-        """Record numbers as metrics and everything else as tags, which can be set again, unlike parameters."""
-        # The latest value of a metric is the one with the latest time, or the largest of those.
+        """Record numbers as metrics and other values as tags, which can be set again, unlike parameters."""
+        # MLflow's latest value of a metric is that with the latest time; of equal times, the largest value.
         self._last_time = now = max(int(time.time() * 1000), self._last_time + 1)
         metrics, tags = [], {}
         for name, value in kwargs.items():
@@ -144,7 +145,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
 
     @_copies
     def add_parameters(self, run_id: str, parameters: Mapping[str, object]) -> None:
-        """Record hyperparameters, one by one if they are in a dict. MLflow has each once: a new value becomes a tag."""
+        """Record hyperparameters; a dict becomes several. MLflow keeps the first value; new ones become tags."""
         mlflow_run = self._run(run_id)
         given: dict[str, str] = {}
         for path, text in _flat(parameters):
@@ -161,14 +162,14 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         entries = []
         for name, series in points.items():
             key = self._name(name)
-            # MLflow shows a metric's value at the last step. A result with this name must come after it.
+            # MLflow shows a metric's value at the last step, so a result of this name needs a step after it.
             self._last_steps[run_id, key] = max(self._last_steps.get((run_id, key), 0), *(it.step for it in series))
             entries += [Metric(key, point.value, int(point.time * 1000), point.step) for point in series]
         self._client.log_batch(self._run(run_id), metrics=entries)
 
     @_copies
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
-        """Upload a local file or folder under the artifact's name. A URL is kept as a tag."""
+        """Upload a local file or folder under the artifact's name. A URL becomes a tag."""
         mlflow_run, key = self._run(run_id), self._name(name)
         local = path.removeprefix("file://")
         if local and "://" not in local:
@@ -190,14 +191,14 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "MLflow gets copies of what a stage records. Read them with mlflow.MlflowClient, or the records themselves "
-            "with torchx_kfp.tracking.current_run(), or the tracker torchx_kfp of torchx.tracker."
+            "MLflow only gets copies. Read them with mlflow.MlflowClient, or read the records with "
+            "torchx_kfp.tracking.current_run() or the tracker torchx_kfp of torchx.tracker."
         )
 
     artifacts = metadata = sources = lineage = run_ids = _cannot_read
 
     def _name(self, name: str, path: tuple[str, ...] = ()) -> str:
-        """Return MLflow's name, and report a second metric, tag or artifact, or parameter with a path, that gets it."""
+        """Return MLflow's name, and log a warning if another metric, tag, artifact or parameter already has it."""
         key = _name_for_mlflow(name)
         other = self._names.setdefault((key, bool(path)), path or name)
         if other != (path or name):
@@ -209,9 +210,9 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._lock = threading.RLock()
 
     def _run(self, run_id: str) -> str:
-        """Return MLflow's run for this run id. It exists already if torchrun has started this process again."""
+        """Return MLflow's run for this run id. It already exists if torchrun restarted this process."""
         if run_id not in self._open:
-            # The characters are special in strings of MLflow's filters. Pipelines' run ids do not have any.
+            # These characters are special in MLflow's filters. Run ids of pipelines do not have them.
             value = run_id.replace("%", "%25").replace("'", "%27").replace("\\", "%5C")
             experiment = self._experiment if self._is_id else self._find_experiment()
             if found := self._client.search_runs([experiment], f"tags.`{RUN_ID_TAG}` = '{value}'"):
@@ -233,19 +234,19 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
                 return str(self._client.create_experiment(self._experiment))
             except MlflowException:
                 found = self._client.get_experiment_by_name(self._experiment)
-                if found is None:  # otherwise, another stage was faster
+                if found is None:  # otherwise, another stage created it
                     raise
         return str(found.experiment_id)
 
     def _end(self) -> None:
-        """Tell MLflow how this process has ended."""
-        status = "FAILED" if hasattr(sys, "last_value") else "FINISHED"  # set when an exception has reached the top
+        """Set the final status of MLflow's runs."""
+        status = "FAILED" if hasattr(sys, "last_value") else "FINISHED"  # set by an uncaught exception
         for run_id, mlflow_run in self._open.items() if self._client and os.getpid() == self._pid else ():
             try:
                 with _short_timeouts(), contextlib.redirect_stdout(sys.stderr):  # it prints the run's URL
                     self._client.set_terminated(mlflow_run, status)
-            except Exception as error:  # the server may be gone by now
-                _logger.warning("MLflow was not told that the run %r has ended: %s", run_id, error)
+            except Exception as error:  # the server may no longer run
+                _logger.warning("The end of the run %r could not be reported to MLflow: %s", run_id, error)
 
 
 def create(config: str | None = None) -> MlflowTracker:
@@ -257,8 +258,7 @@ def create(config: str | None = None) -> MlflowTracker:
         config: MLflow's tracking URI, by default ``MLFLOW_TRACKING_URI``.
 
     Raises:
-        TrackerError: there is no URI, with which MLflow would write into a folder of the container, or it cannot be
-            used.
+        TrackerError: the URI is missing, so that MLflow would write into a folder of the container, or cannot be used.
     """
     uri = config or os.environ.get(_URI)
     if not uri:
@@ -269,7 +269,7 @@ def create(config: str | None = None) -> MlflowTracker:
     if _HOST.fullmatch(uri):
         raise TrackerError(f"The tracking URI {uri!r} of the tracker \"mlflow\" has no protocol. Write 'http://{uri}'.")
     name, identifier = os.environ.get(_EXPERIMENT_NAME), os.environ.get(_EXPERIMENT_ID)
-    uri = os.path.expanduser(uri)  # MLflow would make a folder named "~"
+    uri = os.path.expanduser(uri)  # MLflow would create a folder named "~"
     try:
         experiment = name or identifier or _DEFAULT_EXPERIMENT
         return _tracker(uri, experiment, is_id=not name and bool(identifier), is_main=rank() == 0)
@@ -284,7 +284,7 @@ _tracker = functools.cache(MlflowTracker)
 
 
 def _declared_sources(run_id: str) -> list[str]:
-    """Return the runs that a run reads as the pipeline declares it, if it is that of this process."""
+    """Return the declared sources of the run of this process; none for another run."""
     with contextlib.suppress(NotInStageError):
         context = protocol.decode(os.environ)
         if context.run_id == run_id:
@@ -298,7 +298,7 @@ def _source_tag(source_id: str, artifact_name: str | None = None) -> tuple[str, 
 
 
 def _name_for_mlflow(name: str) -> str:
-    """Return the name as MLflow accepts it: a relative path of letters, digits and ``_-. /``."""
+    """Convert a name to one that MLflow accepts: a relative path of letters, digits and ``_-. /``."""
     parts = [part for part in _REFUSED.sub("_", name).split("/") if part not in ("", ".", "..")]
     taken = "/".join(parts) or "_"
     if taken.startswith((_OWN, "mlflow.", "..")):
@@ -311,7 +311,7 @@ def _name_for_mlflow(name: str) -> str:
 
 
 def _flat(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the values of dicts in each other, with their paths."""
+    """Yield the values of nested dicts with their paths."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, (*above, name))
@@ -321,7 +321,7 @@ def _flat(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator
 
 
 def _to_json(value: object) -> str:
-    return json.dumps(value, default=str)  # values that JSON lacks become text
+    return json.dumps(value, default=str)  # other values become text
 
 
 def _digest(text: str) -> str:

@@ -1,8 +1,7 @@
-"""The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage.
+"""The backend of ``torchx.tracker.AppRun.run_from_env()`` in a tracked stage.
 
-It stores the same records as ``current_run()`` of ``torchx_kfp.tracking``: artifacts, metadata and sources, below
-the tracker base like the results. TorchX loads it through the entry point ``torchx_kfp`` of the group
-``torchx.tracker``.
+It stores artifacts, metadata and sources as ``current_run()`` does. TorchX loads it through the entry point
+``torchx_kfp`` of the group ``torchx.tracker``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torchx_kfp.tracking.records import Source
 class StageTracker(api.TrackerBase):  # type: ignore[misc]
     """TorchX's tracker interface on a tracker base.
 
-    All processes of a run can write at once. Of several artifacts or metadata with one name, the last one counts.
+    All processes of a run can write concurrently. Of several artifacts or metadata with one name, the last one counts.
 
     Args:
         tracker_base: an fsspec URL or a local directory.
@@ -39,16 +38,16 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         self.store = self._recorder.store
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
-        """Register an artifact. A local path is made absolute, because readers may be in another folder."""
+        """Register an artifact. A local path is made absolute, because readers may run in another folder."""
         add_artifact(self.store, run_id, name, path, metadata)
 
     def artifacts(self, run_id: str) -> Mapping[str, api.TrackerArtifact]:
-        """Return the run's artifacts by name. The metadata of an artifact without any is None."""
+        """Return the run's artifacts by name. Without metadata, an artifact's ``metadata`` is None."""
         found = self._recorder.record(run_id, "artifacts").artifacts
         return {name: api.TrackerArtifact(name, it.path, dict(it.metadata) or None) for name, it in found.items()}
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record metadata of the run: values that JSON can represent."""
+        """Record metadata of the run: JSON values."""
         self._recorder.add(run_id, {"metadata": kwargs})
 
     def metadata(self, run_id: str) -> Mapping[str, object]:
@@ -60,7 +59,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         self._recorder.add(run_id, {"sources": [vars(Source(source_id, artifact_name or None))]})
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[api.TrackerSource]:
-        """Return the sources of the run, each once. With a name, return only those with this artifact."""
+        """Return the sources of the run, each once. With ``artifact_name``, return those with this artifact."""
         found = self._recorder.record(run_id, "sources").sources
         return [api.TrackerSource(it.run_id, it.artifact) for it in found if artifact_name in (None, "", it.artifact)]
 
@@ -69,7 +68,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         return read_lineage(self.store, [run_id])
 
     def run_ids(self, *, parent_run_id: str | None = None) -> Iterable[str]:
-        """Return the runs with artifacts, metadata or sources, sorted. Runs that have only results are left out.
+        """Return the runs with artifacts, metadata or sources, sorted. Runs with only results are left out.
 
         Args:
             parent_run_id: only runs that use this one.
