@@ -126,14 +126,14 @@ def test_a_changed_or_removed_file_is_an_error(base: str, tmp_path: Path) -> Non
     assert content_of(found, "b") == b"b"
     store.write(first, b"a")
     store.remove(second)
-    with pytest.raises(NotRecordedError, match=says("If they were removed")):
+    with pytest.raises(NotRecordedError, match=says("no longer exist", "that made them again")):
         found.download(tmp_path / "copies")
     assert tree(tmp_path / "copies") == {}
     store.write(listing, b"{}")
     with pytest.raises(CorruptResultError, match=says(store.location(listing))):
         found.files()
     store.remove(listing)
-    with pytest.raises(NotRecordedError, match=says("If they were removed")):
+    with pytest.raises(NotRecordedError, match=says("no longer exist", "that made them again")):
         found.files()
 
 
@@ -248,7 +248,8 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: p
     run = stage(tmp_path / "results")
     given = folder / "a" if change in ("all gone", "a single file") else folder
     with pytest.raises(
-        RefusedError, match=says("/folder/c'" if change == "new" else "/folder/a'", "changed", "of its own")
+        RefusedError,
+        match=says("/folder/c'" if change == "new" else "/folder/a'", "changed during the upload", "its own file"),
     ):
         run.add_artifact("model", given, store=True)
     assert (run.artifacts(), keys(tmp_path / "results")) == ({}, [])

@@ -51,7 +51,9 @@ def test_a_stage_records_for_its_own_run_only(base: str) -> None:
         "add_artifact": lambda: parent.add_artifact("model", "x"),
         "log": lambda: parent.log(1, loss=0.5),
     }.items():
-        with pytest.raises(RefusedError, match=says("stage", f"current_run().{name}", "'p1/train/e1'")):
+        with pytest.raises(
+            RefusedError, match=says("is not that of this process", f"current_run().{name}", "'p1/train/e1'")
+        ):
             record()
 
 

@@ -191,9 +191,9 @@ def test_missing_results_say_what_to_do(base: str) -> None:
         stage(base, parents={"train": "p1/train/e9"}).parent.results()
     assert isinstance(caught.value, LookupError)
     assert str(caught.value) == (
-        f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. Does that stage record any "
-        "(current_run().put(...))? If they were removed, run that stage again: a local run does so by itself; on a "
-        "cluster, submit it with --fresh STAGE."
+        f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. Does that stage call "
+        "current_run().put(...)? If its results were removed, run it again: a local run does so by itself; on KFP, submit "
+        "it with --fresh STAGE."
     )
 
 

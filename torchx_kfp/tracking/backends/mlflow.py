@@ -89,7 +89,7 @@ def _copies(record: Callable[..., None]) -> Callable[..., None]:
                 kind = type(error).__qualname__
                 text = (
                     f"The tracker 'mlflow' failed: records of the run {run_id!r} are missing in the experiment "
-                    f"{self._experiment!r}. Those under the tracker base are complete."
+                    f"{self._experiment!r}. The results under the tracker base are complete."
                 )
                 # The server answered, and refused this record.
                 if isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500:
