@@ -158,7 +158,7 @@ def container_of(compiled: str, name: str, **known: Mapping[str, str]) -> Contai
 
 
 def tracked_container(compiled: str, name: str, folder: Path, **inputs: str) -> Container:
-    """Return the container of a tracked stage, which writes its run id to ``folder / "run_id"``."""
+    """Return the container of a tracked stage, which writes its execution id to ``folder / "run_id"``."""
     given = {"tracker_base": "/tmp/results", **inputs}
     return container_of(compiled, name, inputs=given, outputs={"run_id": str(folder / "run_id")})
 

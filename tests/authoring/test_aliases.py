@@ -1,4 +1,4 @@
-"""A run id that is known only at run time cannot add a stage that the pipeline does not declare."""
+"""An execution id that is known only at run time cannot add a stage that the pipeline does not declare."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ APP = make_app(entrypoint="sh", args=["-c", 'printf %s\\\\n "$TORCHX_PARENT_RUN_
 
 
 def compile_reader() -> str:
-    """Compile a stage that reads two run ids and a fan-in, all of which are parameters."""
+    """Compile a stage that reads two execution ids and a fan-in, all of which are parameters."""
 
     def pipeline(one: str, two: str, many: list) -> None:
         reads = {"one": one, "two": two, "many": many, "old": ["old/a/1", one]}
@@ -68,7 +68,7 @@ def test_run_ids_that_are_parameters(shells: Path, tmp_path: Path, one: str, two
 def test_a_run_id_that_would_be_another_alias_is_refused(shells: Path, tmp_path: Path, inputs: dict[str, str]) -> None:
     done = start(shells, tmp_path, {"one": "r/a/1", "two": "r/b/1", "many": '["r/c/1"]', **inputs})
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.startswith(b"torchx-kfp: not a run id: ")
+    assert done.stderr.startswith(b"torchx-kfp: not an execution id: ")
     if not any("\\" in value for value in inputs.values()):  # dash interprets them in what it prints
         assert any(value.encode() in done.stderr for value in inputs.values())
 

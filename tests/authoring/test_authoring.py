@@ -88,7 +88,7 @@ def test_names_that_kfp_would_change(name: str, tmp_path: Path) -> None:
 
 
 def names_of(name: str, folder: Path) -> tuple[str, str]:
-    """Return the name of a stage, which is the middle of its run id, and that of its component."""
+    """Return the name of a stage, which is the middle of its execution id, and that of its component."""
     compiled = compile_stage(make_app(name, entrypoint="true"))
     (component,) = containers(compiled)
     assert tracked_container(compiled, component, folder).run().returncode == 0

@@ -1,4 +1,4 @@
-"""The stages that a stage reads: their aliases, their run ids, and the dependencies that follow."""
+"""The stages that a stage reads: their aliases, their execution ids, and the dependencies that follow."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ def inner(tracker_base: str) -> str:
 
 
 def parents(pipeline: Callable[..., Any], folder: Path, name: str = "read") -> dict[str, Any]:
-    """Return the run ids in a stage's environment; those that are inputs have the name of the input."""
+    """Return the execution ids in a stage's environment; those that are inputs have the name of the input."""
     compiled = compile_pipeline(pipeline)
     spec, _ = load(compiled)
     assert unresolved_inputs(spec) == []

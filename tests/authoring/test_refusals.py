@@ -338,7 +338,7 @@ CHANNELS: list[Row] = [
 ]
 
 RESERVED = "itself", "Rename"
-ITSELF = "Pass the task itself: reads=task.", "alias", "reads={'train': ...}", "run id"
+ITSELF = "Pass the task itself: reads=task.", "alias", "reads={'train': ...}", "execution id"
 BOTH = component_from_app, component_spec_from_app
 READS: list[Row] = [
     (reading(lambda _: [tracked(), tracked()]), "'train'", "reads={'train_1'", "other_task", "'train_2'"),
@@ -357,18 +357,18 @@ READS: list[Row] = [
     (reading(lambda _: {"x": 3}), "reads['x']", "(int)", "dsl.Collected"),
     (reading(lambda given: {"x": f"{given.text}/train/1"}), "channel", "'x'", "Pass"),
     (reading(lambda _: {"x": 'a"b'}), "reads['x']", "'a\"b'", "'run/stage/execution'"),
-    (reading(lambda _: {"t": "train"}), "reads['t']", "'train'", "not a run id", "task", "reads=train"),
+    (reading(lambda _: {"t": "train"}), "reads['t']", "'train'", "not an execution id", "task", "reads=train"),
     (
         reading(lambda _: {"x": dsl.PIPELINE_JOB_ID_PLACEHOLDER}),
         "reads['x']",
         "'{{$.pipeline_job_uuid}}'",
-        "not a run id",
+        "not an execution id",
     ),
     (
         reading(lambda _: {"x": make_artifact().outputs["data"]}),
         "reads['x']",
         "ARTIFACT",
-        "not a run id",
+        "not an execution id",
         "Give a task",
     ),
     (reading(lambda _: {"": "a/b/c"}), "''", "'train'", "alias"),

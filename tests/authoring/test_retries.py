@@ -1,4 +1,4 @@
-"""``max_retries`` of stages whose pod KFP makes, in real shells: another attempt, with another run id."""
+"""``max_retries`` of stages whose pod KFP makes, in real shells: another attempt, with another execution id."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 from tests.authoring.kfp_engines import Container
 from tests.authoring.test_command import stage_container
 
-#: Prints its run id, and fails until it has been started as often as its argument says.
+#: Prints its execution id, and fails until it has been started as often as its argument says.
 FAILS = 'echo "$TORCHX_JOB_ID"; echo >>"$1"; [ "$(wc -l <"$1")" -ge "$2" ] || exit 7'
 POD = {"KFP_RUN_ID": "run-1", "KFP_POD_NAME": "pod-7", "KFP_POD_UID": "0b5a1f3c-1234-4f00-9c1e-1"}
 

@@ -48,7 +48,7 @@ def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None
     assert text.isprintable()
     assert "$" not in text
     assert text.count("{") == 1
-    assert text.count('"') == 4 * len(aliases), "around names and run ids alone"
+    assert text.count('"') == 4 * len(aliases), "around names and execution ids alone"
     assert list(protocol.decode_parents(text)) == aliases
 
 

@@ -87,7 +87,7 @@ class TestOwnResults:
 
     def test_a_name_that_was_not_recorded(self, base: str) -> None:
         run = stage(base)
-        with pytest.raises(KeyError, match=says("The run 'p1/eval/e1' has no result 'loss'.", "none")):
+        with pytest.raises(KeyError, match=says("The execution 'p1/eval/e1' has no result 'loss'.", "none")):
             run.results()["loss"]
         run.put(loss=0.1)
         run.add_metadata(epochs=3)
@@ -106,7 +106,9 @@ class TestOwnResults:
             dict(tracker.items())[run.id],
         ):
             assert results == {"loss": 0.1}
-            with pytest.raises(UnknownNameError, match=says(f"The run '{run.id}' has no result 'los'.", "'loss'?")):
+            with pytest.raises(
+                UnknownNameError, match=says(f"The execution '{run.id}' has no result 'los'.", "'loss'?")
+            ):
                 results["los"]
         with pytest.raises(UnknownNameError, match=says("has no metadata key 'epoch'.", "'epochs'?")):
             one.metadata()["epoch"]
@@ -191,8 +193,9 @@ def test_missing_results_say_what_to_do(base: str) -> None:
         stage(base, parents={"train": "p1/train/e9"}).parent.results()
     assert isinstance(caught.value, LookupError)
     assert str(caught.value) == (
-        f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. Does that stage call "
-        "current_run().put(...)? If its results were removed, run it again: a local run does so by itself; on KFP, submit "
+        f"The execution 'p1/train/e9' has recorded no results under the tracker base {base!r}. Does that stage call "
+        "current_run().put(...)? If its results were removed, run it again: a local run does so by itself; on KFP, "
+        "submit "
         "it with --fresh STAGE."
     )
 
@@ -227,7 +230,7 @@ class TestInAProcess:
         ("", "a/b/c", None, NotInStageError, ["TORCHX_TRACKER_BASE is not set"]),
         ("nope://x", "a", None, TrackerError, ["cannot be used: Protocol not known: nope"]),
         ("S3://Bucket", "a", None, TrackerError, ["Protocol not known: S3", "Did you mean 's3://Bucket'?"]),
-        ("here", "../x", None, TrackerError, ["TORCHX_JOB_ID is not a run id", "'../x'", "tracker base"]),
+        ("here", "../x", None, TrackerError, ["TORCHX_JOB_ID is not an execution id", "'../x'", "tracker base"]),
         ("here", "a/b/c", "{", TrackerError, ["TORCHX_PARENT_RUN_IDS must be a JSON object", "Got: '{'."]),
     ],
 )

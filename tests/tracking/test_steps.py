@@ -380,7 +380,7 @@ run.log(1, loss=0.5)
         run.log(2, loss=0.25)
         run.flush()
         (warning,) = caplog.messages
-        assert f"The metrics of the run '{RUN}' are not stored yet" in warning
+        assert f"The metrics of the execution '{RUN}' are not stored yet" in warning
         assert f"the tracker base '{tmp_path}/base' is not a directory" in warning
         (tmp_path / "base").unlink()
         assert values(run.history(), "loss") == [(1, 0.5), (2, 0.25)]
@@ -390,4 +390,4 @@ run.log(1, loss=0.5)
         child = start(f"{gone}\nrun.log(1, loss=0.5)", tmp_path / "base")
         _, complaints = child.communicate()
         assert child.returncode == 0
-        assert f"The last metrics of the run '{RUN}' are not stored under the tracker base" in complaints
+        assert f"The last metrics of the execution '{RUN}' are not stored under the tracker base" in complaints

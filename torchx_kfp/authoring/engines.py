@@ -244,7 +244,7 @@ class JobSet(Engine):
             are ended then. The default is all.
 
     With ``RetryPolicy.APPLICATION``, the stage makes another JobSet after a failed one, up to ``max_retries`` times: a
-    restart by the JobSet itself would keep the run id, and mix what both attempts record. With
+    restart by the JobSet itself would keep the execution id, and mix what both attempts record. With
     ``RetryPolicy.REPLICA``, only the failed replica is started again.
     """
 

@@ -23,7 +23,7 @@ def _shorten(name: str, original: str) -> str:
 
 
 def stage_name(name: str) -> str:
-    """Return the stage's part of run ids and tracker keys: ``[A-Za-z0-9._-]``, up to 63 characters."""
+    """Return the stage's part of execution ids and tracker keys: ``[A-Za-z0-9._-]``, up to 63 characters."""
     return _shorten(re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._"), name)
 
 

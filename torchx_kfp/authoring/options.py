@@ -49,7 +49,7 @@ class StageOptions:
 
     Attributes:
         tracker_base: the fsspec URL or directory for results, or a channel for one. With None, the stage is not
-            tracked: it does not have a run id, and its application does not get the variables of the tracker.
+            tracked: it does not have an execution id, and its application does not get the variables of the tracker.
         workspace: the code with which the application starts: the pipeline's parameter ``workspace: str = ""``, which
             ``torchx-kfp submit --workspace DIR`` fills in, or the URL of a stored workspace. It is unpacked into a new
             folder, which is the working directory and the first entry of PYTHONPATH. If empty, the code is that of the
@@ -62,7 +62,8 @@ class StageOptions:
         cache: if False, the stage always runs, even if the cache has an execution with the same inputs.
         inline: if False, the command does not carry the program that publishes results: the image must have torchx-kfp.
         reads: the stages that this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a task,
-            ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
+            ``dsl.Collected`` of execution ids, or any channel or string that is an execution id. The task runs after
+            them.
         results: results that become output parameters, {name: int, float, bool, str, list or dict}. KFP also shows all
             recorded numbers as the artifact ``metrics``; ``results={}`` requests only these. The application records
             lists and dicts as metadata, ``current_run().add_metadata(trials=[...])``, of at most 64 KiB as JSON.

@@ -229,11 +229,11 @@ class Renderer:
         return "".join(part if isinstance(part, str) else self._placeholder(part) for part in parts)
 
     def render_reads(self, reads: Mapping[str, ReadSource], *, by_alias: bool) -> list[str]:
-        """Return the run ids of parents as JSON with placeholders, whose parameters are named by given aliases."""
+        """Return the execution ids of parents as JSON with placeholders for parameters, named by given aliases."""
         return [self._run_ids(source, alias if by_alias else READS) for alias, source in reads.items()]
 
     def render_run_id(self, source: Reference | str, name: str) -> str:
-        """Return a run id or its placeholder, whose parameter gets this name or a similar one."""
+        """Return an execution id or its placeholder, whose parameter gets this name or a similar one."""
         return source if isinstance(source, str) else self._placeholder(source, name)
 
     def render_image(self, image: Text) -> str:

@@ -1,4 +1,4 @@
-"""The option ``reads``: the parents of a stage with their aliases and run ids; and the tracker base."""
+"""The option ``reads``: the parents of a stage with their aliases and execution ids; and the tracker base."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: An fsspec URL, a directory, or a channel for one of these.
 TrackerBase = str | Channel
-#: A task, or its run id: a channel, or a string.
+#: A task, or its execution id: a channel, or a string.
 Readable = PipelineTask | Channel | str
 #: One task, several tasks, or {alias: stage}.
 Reads = PipelineTask | Channel | Iterable[PipelineTask | Channel] | Mapping[str, Readable | Sequence[Readable]]
@@ -77,7 +77,7 @@ def results_read(reads: object) -> list[str]:
     return [name for name in stage or () if name not in (RUN_ID, METRICS)]
 
 
-#: A parent: a run id as text, a reference to a run id or to a list of them, or several of these.
+#: A parent: an execution id as text, a reference to an execution id or to a list of them, or several of these.
 ReadSource = Reference | str | Text
 
 
@@ -103,7 +103,8 @@ def parse_reads(reads: object) -> dict[str, ReadSource]:
         task: Any = what.output.task if isinstance(what, dsl.Collected) else what
         if not isinstance(task, dsl.PipelineTask):
             raise AppDefError(
-                f"reads has {_show(what)}, which is not a task. Pass the task itself: reads=task. If this is a run id, "
+                f"reads has {_show(what)}, which is not a task. Pass the task itself: reads=task. If this is an "
+                f"execution id, "
                 "give it an alias: reads={'train': ...}."
             )
         stage = outputs_of(task)
@@ -158,7 +159,8 @@ def _source(what: object, where: str) -> ReadSource:
         if RUN_ID not in what.outputs:
             raise AppDefError(
                 f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}. Give its stage a tracker_base "
-                "(task_from_app) or tracked=True (a component). Let a nested pipeline return the run id of its stage, "
+                "(task_from_app) or tracked=True (a component). Let a nested pipeline return the execution id of its "
+                "stage, "
                 f"and read that: reads={{{what.name!r}: task.output}}. For other components, use outputs as channels."
             )
         what = what.outputs[RUN_ID]
@@ -169,7 +171,8 @@ def _source(what: object, where: str) -> ReadSource:
         return tuple(source for source in sources if not isinstance(source, tuple))
     if not isinstance(what, str | pipeline_channel.PipelineChannel):
         raise AppDefError(
-            f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a "
+            f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of execution ids, or an "
+            f"execution id (a "
             "channel or a string)."
         )
     item = what.output if isinstance(what, dsl.Collected) else what
@@ -185,18 +188,19 @@ def _source(what: object, where: str) -> ReadSource:
     fits = ("STRING",) if collected else ("STRING", "LIST")
     if isinstance(source.argument, str) or source.type not in fits:  # one of KFP's placeholders is text
         raise AppDefError(
-            f"{where} is {_show(source.argument)} of type {source.type}, which is not a run id. Give a task, "
-            "dsl.Collected(task.outputs['run_id']), or a channel for a run id or a list of run ids."
+            f"{where} is {_show(source.argument)} of type {source.type}, which is not an execution id. Give a task, "
+            "dsl.Collected(task.outputs['run_id']), or a channel for an execution id or a list of execution ids."
         )
     return replace(source, argument=what, type="LIST") if collected else source
 
 
 def _run_id(text: str, where: str) -> str:
-    # Run ids are ASCII, as a stage's script makes them, and must be the same text in JSON.
+    # Execution ids are ASCII, as a stage's script makes them, and must be the same text in JSON.
     is_plain = text.isascii() and text.isprintable() and not find_rewritten(text) and not set(text) & set('"\\')
     if "/" not in text or not is_plain:
         raise AppDefError(
-            f"{where} is {text!r}, which is not a run id ('run/stage/execution'). To read a stage of this pipeline, "
+            f"{where} is {text!r}, which is not an execution id ('run/stage/execution'). To read a stage of this "
+            f"pipeline, "
             f"give its task, not its name: reads={text if text.isidentifier() else 'task'}."
         )
     return check_word(text, where)

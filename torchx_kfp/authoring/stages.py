@@ -172,13 +172,13 @@ class Stages(SharedOptions):
         """Make a task that publishes the records of another stage, whose image does not have Python.
 
         Args:
-            task: a tracked task, or a channel or string that is a run id.
+            task: a tracked task, or a channel or string that is an execution id.
             results: see ``StageOptions``.
             image: an image with python3 (3.8 or newer), fsspec and the storage's driver, such as s3fs.
             artifacts: see ``StageOptions``.
             name: the stage's name. The default is ``publish-`` followed by the other stage's name.
-            shared: ``tracker_base`` of that stage, which a task already has but a run id needs; ``secrets``, ``cache``
-                and ``inline``. Other options of ``Stages`` do not apply.
+            shared: ``tracker_base`` of that stage, which a task already has but an execution id needs; ``secrets``,
+                ``cache`` and ``inline``. Other options of ``Stages`` do not apply.
 
         Returns:
             The task, with an output for each declared result and artifact, the artifact ``metrics``, and the other
@@ -264,7 +264,7 @@ class Stages(SharedOptions):
         parameters: Sequence[Reference] = (),
         description: str | None = None,
     ) -> StagePlan:
-        """Plan a component. Its caller passes the tracker base and the run ids of parents as inputs.
+        """Plan a component. Its caller passes the tracker base and the execution ids of parents as inputs.
 
         ``parameters`` are further inputs, to which the AppDef may refer.
         """

@@ -7,11 +7,11 @@ A tracked stage's command is::
         [env NAME=VALUE...] [PUBLISHER...] [WORKSPACE...] [RETRIES...] WORDS...
 
 ``env`` comes first because older backends do not fill placeholders into the first word of a command. The script makes
-the run id (METRICS is the path of an artifact), writes it to KFP's output, checks the run ids in each PARENT
-(``scripts.parent_words``), and ends with ``exec WORDS``: the application gets the signals, and its exit code is that of
-the stage. WORDS are the application's entrypoint and arguments. An ``env`` before them sets the role's variables,
-because KFP's cache key includes the command, but not the environment of the container. It also sets the variables of
-further trackers, which replace those of the script.
+the execution id (METRICS is the path of an artifact), writes it to KFP's output, checks the execution ids in each
+PARENT (``scripts.parent_words``), and ends with ``exec WORDS``: the application gets the signals, and its exit code is
+that of the stage. WORDS are the application's entrypoint and arguments. An ``env`` before them sets the role's
+variables, because KFP's cache key includes the command, but not the environment of the container. It also sets the
+variables of further trackers, which replace those of the script.
 
 A stage with outputs has a PUBLISHER (``carried.publisher``), which runs WORDS as its child, passes on signals and the
 exit code, and publishes the records of the application. WORKSPACE (``scripts.workspace_words``) unpacks code and starts
@@ -125,7 +125,7 @@ def encode(
         run_id: the execution of another stage whose records this stage publishes.
         has_outputs: whether the stage publishes its own records.
         values: the placeholder of the input with VALUES.
-        parents: the run ids of parents as JSON.
+        parents: the execution ids of parents as JSON.
     """
     parts = ""
     before: list[str] = ["env", SETS_BASE + tracker_base] if tracker_base else []
@@ -171,9 +171,9 @@ class DecodedCommand:
 
     Attributes:
         is_own: whether the command has a script of this package.
-        stage: the stage's name in its run id; empty if it is not tracked.
+        stage: the stage's name in its execution id; empty if it is not tracked.
         words: the whole command, with values filled in; of the input ``stage``, only the stage's name is left.
-        reads: the run ids of parents by alias; empty unless the input ``stage`` is filled in.
+        reads: the execution ids of parents by alias; empty unless the input ``stage`` is filled in.
         variables: the variables that the command sets for the application.
         application: the application's command line; that of the launcher of a distributed stage.
         workspace: the URL or name of the workspace with which the application starts; None without a workspace.

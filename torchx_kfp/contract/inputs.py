@@ -17,9 +17,9 @@ from collections.abc import Iterable
 
 from torchx_kfp.contract import protocol
 
-#: The name of the output with a tracked stage's run id.
+#: The name of the output with a tracked stage's execution id.
 RUN_ID = "run_id"
-#: The name of the input for a parent's run id without an alias.
+#: The name of the input for a parent's execution id without an alias.
 READS = "reads"
 #: The name of the input for the stage's name and values.
 STAGE = "stage"

@@ -1,13 +1,14 @@
-"""The stage protocol, version 1: the variables that give a stage its run id and the run ids of its parents.
+"""The stage protocol, version 1: the variables that give a stage its execution id and the execution ids of its parents.
 
 This module has the names of these environment variables, and the only encoder and decoder of their values. Applications
 decode them. In a stage, a shell script sets them, because some values are known only at run time. ``encode`` returns
 the environment that the script must produce, and with which an application can be started by hand. The module uses only
 the standard library.
 
-A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the results below the tracker base. The last
-part is ``<pod>_<incarnation>_<attempt>`` (see ``Execution``): the pod's name, which does not contain ``_``; a suffix
-that distinguishes pods of that name; and the number of the attempt, if the application was started again in the pod.
+An execution id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the results below the tracker base. The
+last part is ``<pod>_<incarnation>_<attempt>`` (see ``Execution``): the pod's name, which does not contain ``_``; a
+suffix that distinguishes pods of that name; and the number of the attempt, if the application was started again in the
+pod.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ VERSION = 1
 TRACKER_BASE = "TORCHX_TRACKER_BASE"
 #: The parameter of pipelines, and the input of components, that carries the tracker base.
 TRACKER_BASE_PARAMETER = "tracker_base"
-#: The run id of this stage. The name is TorchX's: ``torchx.settings.ENV_TORCHX_JOB_ID``.
+#: The execution id of this stage. The name is TorchX's: ``torchx.settings.ENV_TORCHX_JOB_ID``.
 JOB_ID = "TORCHX_JOB_ID"
-#: The run id of the first parent. The name is TorchX's.
+#: The execution id of the first parent. The name is TorchX's.
 PARENT_RUN_ID = "TORCHX_PARENT_RUN_ID"
-#: A JSON object with the run id of each parent, or the list of run ids of a fan-in, by alias.
+#: A JSON object with the execution id of each parent, or the list of execution ids of a fan-in, by alias.
 PARENT_RUN_IDS = "TORCHX_PARENT_RUN_IDS"
 #: The names of the tracker backends that ``torchx.tracker`` loads, separated by commas. The name is TorchX's.
 TRACKERS = "TORCHX_TRACKERS"
@@ -43,12 +44,12 @@ TRACKER_CONFIG = "TORCHX_TRACKER_TORCHX_KFP_CONFIG"
 #: one of them cannot be tracked.
 VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRACKER_CONFIG)
 
-#: The id of the pipeline run, set by the engine. The stage makes its run id from it; applications do not read it.
+#: The id of the pipeline run, set by the engine. The stage makes its execution id from it; applications do not read it.
 PIPELINE_RUN = "KFP_RUN_ID"
 #: The field of the pod that has it on KFP.
 RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
-#: Set on every pod by KFP. The last part of the run id is the pod's name and the beginning of its UID: if KFP retries a
-#: run, Argo gives the new pod the name of the failed one.
+#: Set on every pod by KFP. The last part of the execution id is the pod's name and the beginning of its UID: if KFP
+#: retries a run, Argo gives the new pod the name of the failed one.
 POD_NAME = "KFP_POD_NAME"
 POD_UID = "KFP_POD_UID"
 #: Set in the launcher of a distributed stage: the Argo node of its pod, which is the same in all attempts of the stage,
@@ -89,12 +90,12 @@ LOCAL_GPUS = "TORCHX_KFP_LOCAL_GPUS"
 
 RunIds = str | tuple[str, ...]
 
-#: Matches a run id of KFP or a local run (``pipeline.walk``). Other keys may have any form.
+#: Matches an execution id of KFP or a local run (``pipeline.walk``). Other keys may have any form.
 _RUN_ID = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6})/[^/]+/[^/]+")
 
 
 class Execution(NamedTuple):
-    """The last part of a run id.
+    """The last part of an execution id.
 
     ``pod`` is the pod's name. ``incarnation`` distinguishes pods of that name: on KFP, it is the first eight digits of
     the UID; in a local run, the number of the runner's attempt, from 1; empty if it is not known. ``attempt`` is the
@@ -107,16 +108,16 @@ class Execution(NamedTuple):
 
     @classmethod
     def parse(cls, run_id: str) -> Execution:
-        """Parse a run id, or its last part."""
+        """Parse an execution id, or its last part."""
         pod, _, rest = run_id.rpartition("/")[2].partition("_")
         incarnation, _, attempt = rest.partition("_")
         return cls(pod, incarnation, int(attempt) if re.fullmatch("[1-9][0-9]{0,6}", attempt) else 1)
 
 
 def superseded(recorded: Mapping[str, float]) -> set[str]:
-    """Return the run ids of superseded attempts: of those with the same pod name, the last one to record counts.
+    """Return the execution ids of superseded attempts: of those with the same pod name, the last one to record counts.
 
-    Keys that are not run ids of KFP or of a local run are never superseded.
+    Keys that are not execution ids of KFP or of a local run are never superseded.
 
     Args:
         recorded: the time of the last record of each run.
@@ -133,8 +134,8 @@ def superseded(recorded: Mapping[str, float]) -> set[str]:
 class StageContext:
     """The information that the protocol gives a stage.
 
-    ``parents`` maps the alias of each parent to its run id, or to the run ids of a fan-in in loop order. ``trackers``
-    maps the name of each further tracker to its configuration or None. Both keep their order.
+    ``parents`` maps the alias of each parent to its execution id, or to the execution ids of a fan-in in loop order.
+    ``trackers`` maps the name of each further tracker to its configuration or None. Both keep their order.
     """
 
     tracker_base: str
@@ -171,7 +172,7 @@ def encode_alias(alias: str) -> str:
     """Return the alias as the name of a JSON member, without the surrounding quotes.
 
     The name is ASCII, without ``$``, ``{`` and quotes, so engines that rewrite templates do not change it, and a shell
-    can find the first run id.
+    can find the first execution id.
     """
     name = json.dumps(alias)[1:-1]
     for character in '\\"', "$", "{", "\x7f":
@@ -183,10 +184,12 @@ def decode_parents(text: str) -> dict[str, RunIds]:
     """Parse ``TORCHX_PARENT_RUN_IDS``. The order of the parents is kept.
 
     Raises:
-        TrackerError: the text is not a JSON object of run ids and lists of run ids, or an alias appears twice.
+        TrackerError: the text is not a JSON object of execution ids and lists of execution ids, or an alias appears
+            twice.
     """
     problem = (
-        f"{PARENT_RUN_IDS} must be a JSON object that maps each alias to a run id or to a list of run ids. "
+        f"{PARENT_RUN_IDS} must be a JSON object that maps each alias to an execution id or to a list of execution "
+        f"ids. "
         f"Got: {text[:1000]!r}."
     )
 
@@ -216,7 +219,7 @@ def _without_duplicates(members: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def first_run_id(parents: Mapping[str, RunIds]) -> str | None:
-    """Return ``TORCHX_PARENT_RUN_ID``: the first run id of the first parent; None without one."""
+    """Return ``TORCHX_PARENT_RUN_ID``: the first execution id of the first parent; None without one."""
     for ids in parents.values():
         if isinstance(ids, str):
             return ids

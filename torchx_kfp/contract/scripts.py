@@ -24,9 +24,9 @@ _RUN = (
     "_r=${1%/*/*/*}; _r=${_r##*/}; shift; "
     f"case $_r in ????????-????-????-????-????????????) : ${{{protocol.PIPELINE_RUN}:=$_r}};; esac; "
 )
-#: Writes a run id.
+#: Writes an execution id.
 _WRITE = f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
-#: Makes the run id ``<pipeline run>/<stage>/<pod>_<UID>``. A random UUID replaces names that are not set.
+#: Makes the execution id ``<pipeline run>/<stage>/<pod>_<UID>``. A random UUID replaces names that are not set.
 _RUN_ID = (
     "read -r _i </proc/sys/kernel/random/uuid; set -a; "
     f"{protocol.JOB_ID}=${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%%|*}}/${{{protocol.POD_NAME}:-$_i}}"
@@ -34,13 +34,13 @@ _RUN_ID = (
     f"{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}=${protocol.TRACKER_BASE}; set +a; "
     f"{_WRITE}_v=$1; shift; "
 )
-#: Makes the JSON object of parents from the next values, the aliases, and ``parent_words``. A run id can be any text:
-#: with a quote, or a list that ends early, it could add an alias that the pipeline does not declare.
+#: Makes the JSON object of parents from the next values, the aliases, and ``parent_words``. An execution id can be any
+#: text: with a quote, or a list that ends early, it could add an alias that the pipeline does not declare.
 _PARENTS = (
     "_q='\"' _j= _s={; while [ \"$1\" ]; do case $1 in *'\\'*|\\ $_q*$_q*$_q|\\ [[]*]?*) ;; "
     "\\ $_q*$_q|\\ [[]*]) _v=${_v#*|}; _j=$_j$_s$_q${_v%%|*}$_q:$1; _s=,\\ ; shift; continue;; esac; "
-    'echo torchx-kfp: not a run id:"$1" >&2; exit 2; done; shift; '
-    # The first run id follows the first alias, alone or as the first item of a list.
+    'echo torchx-kfp: not an execution id:"$1" >&2; exit 2; done; shift; '
+    # The first execution id follows the first alias, alone or as the first item of a list.
     f"_p=${{_j#*$_q: }}; _p=${{_p#[}}; _i=${{_p#?}}; set -a; {protocol.PARENT_RUN_IDS}=$_j}}; "
     f"case $_p in $_q*) {protocol.PARENT_RUN_ID}=${{_i%%$_q*}};; esac; set +a; "
 )
@@ -57,8 +57,8 @@ OF_PUBLISHER = "results need python3 and fsspec in the image, or publish_results
 OF_MAY_FAIL = "may_fail needs python3 and fsspec in the image"
 OF_LAUNCHER = "a distributed stage needs python3 in the image, or a launcher_image"
 
-#: The parts of a script in their order: find the pipeline run, make a run id or write that of another stage, check
-#: parents, and decode words.
+#: The parts of a script in their order: find the pipeline run, make an execution id or write that of another stage,
+#: check parents, and decode words.
 FINDS_RUN, MAKES_RUN_ID, COPIES_RUN_ID, HAS_PARENTS, HAS_MASK = "frcpm"
 _PARTS = {
     FINDS_RUN: _RUN,
@@ -109,12 +109,12 @@ def find_script(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def parent_words(parents: Iterable[str]) -> list[str]:
-    """Return the words with the run ids of parents as JSON, each after a blank, so that only the last word is empty."""
+    """Return words with the execution ids of parents as JSON, each after a blank: only the last word is empty."""
     return [*map(" {}".format, parents), ""]
 
 
 def parents_in(aliases: Sequence[str], words: Sequence[str]) -> Mapping[str, protocol.RunIds]:
-    """Return the run ids in such words, without the last one, as the script reads them; {} if they are placeholders."""
+    """Return the execution ids in these words, without the last one; {} if they are placeholders."""
     members = (f'"{alias}":{text}' for alias, text in zip(aliases, words, strict=False))
     with contextlib.suppress(TrackerError):
         return protocol.decode_parents(f"{{{','.join(members)}}}")
@@ -172,12 +172,12 @@ def retry_words(retries: int, run_id_file: str | None) -> tuple[str, ...]:
     """Return the words before an application that is started again up to ``retries`` times if it fails.
 
     KFP's own retries do not do this: with stock manifests of KFP 2.17, an application's exit code is not an error for
-    Argo. Each attempt of a tracked stage has its own run id, which replaces that in KFP's output, so the records of a
-    failed attempt are not read.
+    Argo. Each attempt of a tracked stage has its own execution id, which replaces that in KFP's output, so the records
+    of a failed attempt are not read.
 
     Args:
         retries: the number of further attempts.
-        run_id_file: the placeholder for the file with the run id of a tracked stage.
+        run_id_file: the placeholder for the file with the execution id of a tracked stage.
     """
     if not retries:
         return ()

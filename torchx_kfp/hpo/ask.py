@@ -6,8 +6,8 @@ and ``best`` at the end. Their argument is JSON, ``{"name": ..., "definition": .
 as ``trials``. It records the search with all trials so far, which the next stage reads. In addition,
 
 - ``ask`` records the list ``trials``, which drives the next loop: the parameters of each trial by name;
-- ``best`` records the parameters and objectives of the best trial, its run id ``trial`` and, with several objectives,
-the
+- ``best`` records the parameters and objectives of the best trial, its execution id ``trial`` and, with several
+objectives, the
   list ``front`` of the trials that no other trial dominates.
 
 Optimizers are named: see ``optimizers``.
@@ -143,7 +143,7 @@ def tell_all(before: Search, ended: Sequence[str], recorder: Recorder) -> tuple[
 
     Args:
         before: the search as the previous stage recorded it.
-        ended: the run ids of the trials for which it asked.
+        ended: the execution ids of the trials for which it asked.
         recorder: the records of the trials.
     """
     if len(ended) != len(before.asked):

@@ -16,7 +16,7 @@ from torchx_kfp.errors import AppDefError
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, points
 from torchx_kfp.hpo.spaces import Space, type_of
 
-#: The names of the run id of the best trial, and of the Pareto front.
+#: The names of the execution id of the best trial, and of the Pareto front.
 TRIAL, FRONT = "trial", "front"
 #: The name of the list that drives the loop of a round.
 TRIALS = "trials"

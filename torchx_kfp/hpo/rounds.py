@@ -117,9 +117,9 @@ def search(
 
     Returns:
         The task of the last stage. Its outputs are the best value of each parameter, the objectives of the best trial,
-        its run id ``trial`` and, with several objectives, the Pareto front as the list ``front``. A stage that reads
-        the task gets the best parameters and objectives as results. A stage that reads ``task.outputs["trial"]``, with
-        an alias, gets the records of the best trial.
+        its execution id ``trial`` and, with several objectives, the Pareto front as the list ``front``. A stage that
+        reads the task gets the best parameters and objectives as results. A stage that reads ``task.outputs["trial"]``,
+        with an alias, gets the records of the best trial.
 
     Raises:
         AppDefError: an argument is wrong, or a trial cannot become a stage without losing something.

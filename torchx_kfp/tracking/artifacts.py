@@ -1,12 +1,12 @@
-"""Artifacts: files and folders that a run has registered, or stored under the tracker base, each with its SHA-256.
+"""Artifacts: files and folders that an execution registered, or stored under the tracker base, each with its SHA-256.
 
-    <tracker base>/.torchx_kfp/files/<run id>/<time>-<random>/<name>    a file, or the files of a folder
-    <tracker base>/.torchx_kfp/files/<run id>/<time>-<random>.json      the list of a folder's files
+    <tracker base>/.torchx_kfp/files/<execution id>/<time>-<random>/<name>  a file, or the files of a folder
+    <tracker base>/.torchx_kfp/files/<execution id>/<time>-<random>.json    the list of a folder's files
 
 The list has the size and digest of each file, and the empty folders. The SHA-256 of its JSON is the folder's digest.
 Every upload gets a new place, and the entry that registers it is written last, so files of an interrupted program do
-not belong to any artifact. They are removed with the run. S3 keeps the parts of an interrupted upload, which no listing
-shows, until a rule of the bucket removes them.
+not belong to any artifact. They are removed with those of the pipeline run. S3 keeps the parts of an interrupted
+upload, which no listing shows, until a rule of the bucket removes them.
 
 Symbolic links are followed, because object stores do not have any.
 """
@@ -176,10 +176,10 @@ class StoredFiles:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file or folder that a run has created.
+    """A file or folder that an execution created.
 
     Attributes:
-        name: the name with which the run registered it.
+        name: its registered name.
         path: a local path or an fsspec URL. Empty if the artifact consists only of metadata.
         metadata: JSON values by name.
         stored: the copy below the tracker base; None if the artifact was only registered.
@@ -278,7 +278,7 @@ class Artifact:
     def _stored(self) -> StoredFiles:
         if self.stored is None:
             raise NotRecordedError(
-                f"The artifact {self.name!r} is not stored: the run only registered "
+                f"The artifact {self.name!r} is not stored: the execution only registered "
                 f"{f'its path {self.path!r}' if self.path else 'metadata'}. The stage that makes it can store it: "
                 "current_run().add_artifact(name, path, store=True)."
             )
@@ -301,7 +301,7 @@ def add_artifact(
     *,
     stored: bool = False,
 ) -> str:
-    """Register an artifact of a run, and return its path or URL. If ``stored``, store its files first.
+    """Register an artifact of an execution, and return its path or URL. If ``stored``, store its files first.
 
     If a local path does not exist yet, a warning is logged: the file may be created later, or by another process of the
     stage.

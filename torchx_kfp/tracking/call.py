@@ -320,7 +320,7 @@ def record(function: str, returned: object, run: Run | None) -> None:
             value = plain(value)  # an array becomes a list
         try:
             if isinstance(value, (list, dict)):
-                encode_json({name: value}, f"metadata {name!r} of the run {run.id!r}")
+                encode_json({name: value}, f"metadata {name!r} of the execution {run.id!r}")
                 metadata[name] = value
             else:
                 results |= check_results(run.id, {name: value})

@@ -6,8 +6,8 @@ cannot name and listings of results omit, with one folder for each run::
 
     <tracker base>/.torchx_kfp/runs/<run id>/<nanoseconds>-<random>.<field>[.<field>]    {"<field>": ...}
 
-``<run id>`` is that of an execution, or of a pipeline run. ``records`` has the fields. The programs that commands carry
-use the same layout (``carried.storage``).
+``<run id>`` is the id of an execution or of a pipeline run. ``records`` has the fields. The programs that commands
+carry use the same layout (``carried.storage``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _warned: set[str] = set()
 
 
 class Found(dict[str, T]):
-    """Values by key or run id.
+    """Values by key or id.
 
     Attributes:
         problems: the errors of malformed files, which are left out.
@@ -64,10 +64,10 @@ def add_entry(store: Store, run_id: str, fields: Mapping[str, object], name: str
             first.
 
     Raises:
-        RefusedError: the run id cannot be a key.
+        RefusedError: the id cannot be a key.
         RefusedError: JSON cannot represent a field. Nothing was written.
     """
-    content = encode_json(fields, f"{' and '.join(fields)} of the run {run_id!r}")
+    content = encode_json(fields, f"{' and '.join(fields)} of {run_id!r}")
     store.write(".".join([f"{RUNS}/{key_text(run_id)}/{name or new_entry_name()}", *fields]), content)
 
 

@@ -1,4 +1,4 @@
-"""Lineage: the sources of runs, and the graph that they form.
+"""Lineage: the sources of executions, and the graph that they form.
 
 The start is the first entry of an execution, written before the application begins its work: a tracker base that cannot
 be written is reported at once, not after a training. It has the sources that the pipeline declares.
@@ -34,13 +34,13 @@ _RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
 )
-#: Entries that this process has written: tracker base, run id, and the source or "start".
+#: Entries that this process has written: tracker base, execution id, and the source or "start".
 _recorded: set[tuple[str, str, object]] = set()
-_NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
+_NO_LINEAGE = "The lineage of the execution %r lacks a source: %s"
 
 
 def declared_sources(parents: Mapping[str, protocol.RunIds]) -> list[Source]:
-    """Return the sources that the pipeline declares for a stage. Empty run ids are left out."""
+    """Return the sources that the pipeline declares for a stage. Empty execution ids are left out."""
     return [
         Source(source, alias=alias)
         for alias, ids in parents.items()
@@ -89,7 +89,7 @@ def record_start_once(store: Store, context: protocol.StageContext, environ: Map
 
 
 def record_use_once(store: Store, run_id: str, source: Source) -> None:
-    """Record once that a run uses a source. A failure is only logged, so that a stage that can read does not fail."""
+    """Record once that an execution uses a source. Failures are logged: a stage that can read does not fail."""
     what = (store.base, run_id, source)
     if what in _recorded:
         return
@@ -101,9 +101,9 @@ def record_use_once(store: Store, run_id: str, source: Source) -> None:
 
 
 def read_parents(store: Store, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
-    """Return the parents that executions recorded at their starts: run ids by alias, by run id of the execution.
+    """Return the parents that executions recorded at their starts: execution ids by alias, for each execution.
 
-    Unlike the sources of a record, which are unique, the run ids of a fan-in are complete and in order.
+    Unlike the sources of a record, which are unique, the execution ids of a fan-in are complete and in order.
     """
     starts: dict[str, str] = {}
     for key in sorted(list_entries(store, run_ids)):  # several processes may have recorded the same
@@ -122,14 +122,14 @@ def read_parents(store: Store, run_ids: Iterable[str]) -> dict[str, dict[str, li
 
 @dataclass(frozen=True)
 class Link:
-    """A link between a run and one of its sources.
+    """A link between an execution and one of its sources.
 
     Attributes:
-        source: the run id or the name of the external source.
-        run_id: the run that used it.
+        source: the execution id or the name of the external source.
+        run_id: the execution that used it.
         alias: the source's alias in the pipeline, if it is declared there.
-        artifacts: the artifacts that were used; if the run did not name any, all artifacts of the source.
-        named: whether the run named the artifacts that it used.
+        artifacts: the artifacts that were used; if the execution did not name any, all artifacts of the source.
+        named: whether the execution named the artifacts that it used.
     """
 
     source: str
@@ -141,12 +141,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The lineage of runs.
+    """The lineage of executions.
 
     Attributes:
-        run_ids: the runs themselves.
-        ancestors: the runs and external sources from which they were made, directly or indirectly, the nearest first.
-        descendants: the runs that were made from them, directly or indirectly, the nearest first.
+        run_ids: the executions themselves.
+        ancestors: the executions and external sources from which they were made, directly or indirectly, the nearest
+            first.
+        descendants: the executions that were made from them, directly or indirectly, the nearest first.
         links: all links between these, beginning with the farthest ancestor.
     """
 
@@ -159,13 +160,13 @@ class Lineage:
 def read_lineage(
     store: Store, run_ids: Iterable[str], sources: Mapping[str, Sequence[Source]] | None = None
 ) -> Lineage:
-    """Return the lineage of runs, over all pipelines that use the tracker base.
+    """Return the lineage of executions, over all pipelines that use the tracker base.
 
     Args:
         store: the store of the tracker base.
-        run_ids: the runs.
-        sources: the sources of all runs by run id; by default, they are read from the store. Each run records its own
-            sources, so a run with a thousand sources writes one entry.
+        run_ids: the executions.
+        sources: the sources of all executions by id; by default, they are read from the store. Each execution records
+            its own sources, so one with a thousand sources writes one entry.
     """
     if sources is None:
         sources = {run_id: record.sources for run_id, record in read_records(store, None, ["sources"]).items()}
@@ -184,7 +185,7 @@ def read_lineage(
     used = {source for run_id in inside for source in above.get(run_id, ())}
     # The name of an external source need not be a key.
     records = read_records(store, sorted(filter(is_key, used & inside)), ["artifacts"])
-    # A run that names one artifact names all artifacts that it uses.
+    # An execution that names one artifact names all artifacts that it uses.
     naming = {run_id for run_id in inside if any(source.artifact for source in sources.get(run_id, ()))}
     order = {run_id: place for place, run_id in enumerate([*reversed(ancestors), *starts, *descendants])}
     links = [

@@ -148,7 +148,7 @@ class Recorder(FsspecResultTracker):
         return found
 
     def parents(self, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
-        """Return the parents of executions by run id and alias: see ``read_parents``."""
+        """Return the parents of executions by execution id and alias: see ``read_parents``."""
         return read_parents(self.store, run_ids)
 
     def run_ids(self, run: str | None = None) -> list[str]:
@@ -161,7 +161,7 @@ class Recorder(FsspecResultTracker):
         return sorted({run_id_of(key) for key in keys if not fields_of(key).issubset(OF_PIPELINE_RUNS)})
 
     def written(self, run: str = "") -> dict[str, float]:
-        """Return the time of the last record of each run, in seconds since 1970, by run id.
+        """Return the time of the last record of each run, in seconds since 1970, by id.
 
         Args:
             run: the pipeline run to which they belong; by default, any.
@@ -212,6 +212,6 @@ def describe_code(code: Code) -> str:
 
 
 def is_run_id(text: str, run: str) -> bool:
-    """Check whether the text is the run id of an execution of this pipeline run, and a valid key."""
+    """Check whether the text is an execution id of this pipeline run, and a valid key."""
     parts = run_id_parts(text)
     return parts is not None and parts[0] == run and is_key(text)

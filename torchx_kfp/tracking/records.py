@@ -22,15 +22,15 @@ from torchx_kfp.tracking.entries import Found, from_json, list_entries, run_id_o
 from torchx_kfp.tracking.searches import Search, parse_search
 from torchx_kfp.tracking.store import Store
 
-#: The prefix of the run ids of replays, which otherwise look like those of local runs.
+#: The prefix of the execution ids of replays, which otherwise look like those of local runs.
 REPLAY = "replay_"
 _REPLAY = re.compile(rf"{REPLAY}[^/]+-\d{{8}}-\d{{6}}-[0-9a-f]{{6}}(?:/|$)")
-#: The metadata of a replay with the run id of the replayed execution.
+#: The metadata of a replay with the id of the replayed execution.
 REPLAY_OF = "replays"
 
 
 def is_replay(run_id: str) -> bool:
-    """Check whether ``replay`` made this run id, of an execution or a pipeline run."""
+    """Check whether ``replay`` made this id of an execution or a pipeline run."""
     return _REPLAY.match(run_id) is not None
 
 
@@ -76,10 +76,10 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Source:
-    """A source from which a run was made.
+    """A source from which an execution was made.
 
     Attributes:
-        run_id: the id of another run, or the name of an external source, such as a dataset.
+        run_id: the id of another execution, or the name of an external source, such as a dataset.
         artifact: the name of the artifact that was used, if known.
         alias: the alias with which the pipeline declares it, if it does.
     """
@@ -137,7 +137,7 @@ FIELDS = tuple(Record.__dataclass_fields__)
 
 
 class Records(Found[Record]):
-    """The records of runs by run id. A run without records has an empty one."""
+    """The records of runs by id. A run without records has an empty one."""
 
     def __missing__(self, run_id: str) -> Record:
         return Record()

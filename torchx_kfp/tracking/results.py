@@ -24,7 +24,7 @@ MAX_STR_BYTES = 1024
 #: The largest int result in bits. Python's json neither writes nor reads ints of more than 4,300 digits.
 _MAX_INT_BITS = 14_280
 
-#: The columns of a DataFrame for the parts of a run id.
+#: The columns of a DataFrame for the parts of an execution id.
 _RUN_ID_COLUMNS = ("run", "stage", "execution")
 
 

@@ -1,4 +1,4 @@
-"""The run of this process, and the runs that it reads."""
+"""The execution of this process, and the executions that it reads."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def _without_frames(method: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 class Run:
-    """One execution of a stage: the run of this process, or another run.
+    """One execution of a stage: that of this process, or another one.
 
-    ``current_run()`` returns the run of this process, the only one that can record. Others can only be read.
+    ``current_run()`` returns that of this process, the only one that can record. Others can only be read.
 
     All methods that record or read raise a ``TrackerError`` if the store fails, and ``results`` if the results are
     malformed. Other malformed records are left out, with a warning in the log.
@@ -86,12 +86,12 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The run id, ``<pipeline run>/<stage>/<execution>``: the key of the results below the tracker base."""
+        """The execution id, ``<pipeline run>/<stage>/<execution>``: the key of the results below the tracker base."""
         return self._id
 
     @_without_frames
     def put(self, /, *results: Mapping[str, Result], **named: Result) -> None:
-        """Record results of this run. Earlier results under other names stay.
+        """Record results of this execution. Earlier results under other names stay.
 
         All threads of a process can record. If a stage has several processes or replicas, let one of them record: if
         two put concurrently, the results of one can be lost. A warning is logged unless this process is rank 0 of
@@ -102,14 +102,14 @@ class Run:
             named: results by name: ``run.put(accuracy=0.9)``. NumPy and PyTorch scalars are accepted.
 
         Raises:
-            RefusedError: a result is not an int, float, bool or short str, or this is not the run of this process.
-                Nothing was written.
+            RefusedError: a result is not an int, float, bool or short str, or this is not the execution of this
+                process. Nothing was written.
         """
         self._refuse_others("records results", "put")
         if not self._is_main_process:
             self._is_main_process = True
             _logger.warning(
-                "This process records results of the run %r, but is not the first process of its stage. If two "
+                "This process records results of the execution %r, but is not the first process of its stage. If two "
                 "processes record concurrently, results can be lost. Let one record: if RANK or %s is 0.",
                 self._id,
                 protocol.REPLICA_ID,
@@ -121,25 +121,26 @@ class Run:
 
     @_without_frames
     def results(self) -> dict[str, Result]:
-        """Return the results of this run by name.
+        """Return the results of this execution by name.
 
         Returns:
-            The results; ``{}`` if the run of this process has not recorded any yet. An unknown name raises an
+            The results; ``{}`` if that of this process has not recorded any yet. An unknown name raises an
             ``UnknownNameError``, a KeyError that lists the known names.
 
         Raises:
-            NotRecordedError: this is not the run of this process, and it has not recorded any results.
+            NotRecordedError: this is not the execution of this process, and it has not recorded any results.
         """
         if not self.id:
             raise NotRecordedError(
-                "A run that the stage reads has an empty run id, because the pipeline passed an empty value to reads=, "
-                "such as an empty parameter. Pass the id of a run."
+                "The stage reads an execution with an empty id, because the pipeline passed an empty value to reads=, "
+                "such as an empty parameter. Pass an execution id."
             )
         fetch_all, self._fetch_all = self._fetch_all, None  # another call reads the current results
         found = (fetch_all and fetch_all().get(self.id)) or self._tracker.get(self.id)
         if not found and self._reads is None:
             raise NotRecordedError(
-                f"The run {self.id!r} has recorded no results under the tracker base {self._tracker.tracker_base!r}. "
+                f"The execution {self.id!r} has recorded no results under the tracker base "
+                f"{self._tracker.tracker_base!r}. "
                 "Does that stage call current_run().put(...)? If its results were removed, run it again: a local run "
                 "does so by itself; on KFP, submit it with --fresh STAGE."
             )
@@ -163,7 +164,7 @@ class Run:
 
         Raises:
             RefusedError: the step is not an int, a metric is not a number, the process uses more than 500 names, or
-                this is not the run of this process. Nothing was logged.
+                this is not the execution of this process. Nothing was logged.
         """
         self._refuse_others("logs metrics", "log")
         copies = self._mlflow and functools.partial(self._mlflow.log_steps, self.id)
@@ -174,7 +175,7 @@ class Run:
         flush(self._tracker.store, self.id)
 
     def history(self) -> History:
-        """Return the metrics of this run: one curve for each name.
+        """Return the metrics of this execution: one curve for each name.
 
         ``history().to_frame()`` is a pandas DataFrame.
         """
@@ -183,7 +184,7 @@ class Run:
 
     @_without_frames
     def add_metadata(self, /, *metadata: Mapping[str, object], **named: object) -> None:
-        """Record metadata of this run, of any size: hyperparameters, the environment, notes.
+        """Record metadata of this execution, of any size: hyperparameters, the environment, notes.
 
         Metadata is for people and tools; other stages read results. A list or dict that the stage declares
         (``task_from_app(..., results={"trials": list})``) becomes an output of KFP, which can drive a loop. MLflow
@@ -195,8 +196,8 @@ class Run:
             named: JSON values by name.
 
         Raises:
-            RefusedError: a value has no name, JSON cannot represent it, or this is not the run of this process. Nothing
-                was written.
+            RefusedError: a value has no name, JSON cannot represent it, or this is not the execution of this process.
+                Nothing was written.
         """
         self._refuse_others("records metadata", "add_metadata")
         new = join_named(self.id, metadata, named)
@@ -205,20 +206,20 @@ class Run:
             self._mlflow.add_parameters(self.id, new)
 
     def metadata(self) -> dict[str, object]:
-        """Return the metadata of this run by name."""
-        return SuggestingDict(self._read("metadata").metadata, f"The run {self.id!r}", "metadata key")
+        """Return the metadata of this execution by name."""
+        return SuggestingDict(self._read("metadata").metadata, f"The execution {self.id!r}", "metadata key")
 
     @_without_frames
     def add_artifact(
         self, name: str, path: str | os.PathLike[str], /, *, store: bool = False, **metadata: object
     ) -> None:
-        """Register a file or folder that this run created and, with ``store=True``, store it.
+        """Register a file or folder that this execution created and, with ``store=True``, store it.
 
-        A stored file or folder is copied below the tracker base, with its SHA-256. A stage that reads this run opens it
-        with ``run.parent.artifact(name).open()``, or copies it with ``.download(folder)``. Otherwise, only the path is
-        registered, and readers must be able to reach it: the files of a pod are lost when it ends. Links in a folder
-        are followed; empty folders are kept. Of several artifacts with one name, the last one counts, but readers of an
-        earlier one can still read it.
+        A stored file or folder is copied below the tracker base, with its SHA-256. A stage that reads this execution
+        opens it with ``run.parent.artifact(name).open()``, or copies it with ``.download(folder)``. Otherwise, only the
+        path is registered, and readers must be able to reach it: the files of a pod are lost when it ends. Links in a
+        folder are followed; empty folders are kept. Of several artifacts with one name, the last one counts, but
+        readers of an earlier one can still read it.
 
         If the stage declares the artifact (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes a KFP
         artifact with this metadata. KFP stores the file or folder at a local path. For a URL, it stores a small file
@@ -233,8 +234,8 @@ class Run:
             metadata: JSON values by name.
 
         Raises:
-            RefusedError: the name, path, file or metadata cannot be stored, or this is not the run of this process.
-                Nothing was registered.
+            RefusedError: the name, path, file or metadata cannot be stored, or this is not the execution of this
+                process. Nothing was registered.
         """
         self._refuse_others("registers artifacts", "add_artifact")
         if not isinstance(store, bool):
@@ -247,20 +248,21 @@ class Run:
             self._mlflow.add_artifact(self.id, name, place, metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
-        """Return the artifacts of this run by name."""
-        return SuggestingDict(self._read("artifacts").artifacts, f"The run {self.id!r}", "artifact")
+        """Return the artifacts of this execution by name."""
+        return SuggestingDict(self._read("artifacts").artifacts, f"The execution {self.id!r}", "artifact")
 
     @_without_frames
     def artifact(self, name: str) -> Artifact:
-        """Return one artifact. If a stage reads this run, the lineage shows that it used the artifact.
+        """Return one artifact. If a stage reads this execution, the lineage shows that it used the artifact.
 
         Raises:
-            NotRecordedError: the run has not registered an artifact with this name.
+            NotRecordedError: the execution has not registered an artifact with this name.
         """
         there = self.artifacts()
         if name not in there:
             raise NotRecordedError(
-                f"{describe_unknown(f'The run {self.id!r}', 'artifact', name, there)} A stage registers artifacts with "
+                f"{describe_unknown(f'The execution {self.id!r}', 'artifact', name, there)} A stage registers "
+                f"artifacts with "
                 "current_run().add_artifact(name, path)."
             )
         if self._reader is not None:
@@ -268,34 +270,34 @@ class Run:
         return there[name]
 
     def sources(self) -> list[Source]:
-        """Return the sources of this run in order: the runs that it reads, and the artifacts that it used."""
+        """Return the sources of this execution in order: its parents, and the artifacts that it used."""
         return list(self._read("sources").sources)
 
     def lineage(self) -> Lineage:
-        """Return the lineage of this run, over all pipelines that use the tracker base.
+        """Return the lineage of this execution, over all pipelines that use the tracker base.
 
-        It has all runs from which this one was made, all runs that were made from it, and the artifacts between them.
+        It has all executions from which this one was made, all that were made from it, and the artifacts between them.
         """
         return read_lineage(self._tracker.store, [self.id])
 
     @property
     def parent(self) -> Run:
-        """The first run that this stage reads.
+        """The first parent of this execution.
 
         Raises:
-            UnknownNameError: the stage does not read any run.
+            UnknownNameError: the stage does not read any other.
         """
         run_id = protocol.first_run_id(self._declared())
         if run_id is None:
             raise UnknownNameError(
-                f"The stage {self.id!r} does not read another stage, or the first one is a fan-in without runs. "
+                f"The stage {self.id!r} does not read another stage, or the first one is an empty fan-in. "
                 "Declare what it reads in the pipeline, stages.task(app, reads=other_task), or use run.parents[alias]."
             )
         return Run(run_id, self._tracker, reader=self.id)
 
     @property
     def parents(self) -> dict[str, Run | FanIn]:
-        """The runs that this stage reads, by alias. A fan-in is the list of its runs in loop order.
+        """The executions that this one reads, by alias. A fan-in is the list of its executions in loop order.
 
         An unknown alias raises ``UnknownNameError``.
         """
@@ -314,15 +316,15 @@ class Run:
     def _refuse_others(self, what: str, method: str) -> None:
         if self._reads is None:
             raise RefusedError(
-                f"The run {self.id!r} is not that of this process, which {what} only for its own run. Use "
+                f"The execution {self.id!r} is not that of this process, which {what} only for its own. Use "
                 f"current_run().{method}(...)."
             )
 
     def _declared(self) -> Mapping[str, protocol.RunIds]:
         if self._reads is None:
             raise UnknownNameError(
-                f"The run {self.id!r} is not that of this process, which knows only its own parents: "
-                "current_run().parents. The sources() of a run have their run ids."
+                f"The execution {self.id!r} is not that of this process, which knows only its own parents: "
+                "current_run().parents. The sources() of an execution have the ids."
             )
         return self._reads
 
@@ -347,7 +349,7 @@ class Run:
 
 
 class FanIn(list[Run]):
-    """The runs of a fan-in in loop order. The first call of ``results`` in an iteration fetches those of all runs."""
+    """The executions of a fan-in in loop order. The first ``results`` in an iteration fetches those of all."""
 
     def __init__(self, run_ids: Iterable[str], tracker: FsspecResultTracker, reader: str) -> None:
         self._ids = tuple(run_ids)
@@ -360,24 +362,24 @@ class FanIn(list[Run]):
             yield Run(run.id, self._tracker, reader=run._reader, fetch_all=fetch_all)
 
     def _fetch(self) -> Mapping[str, dict[str, Result]]:
-        with contextlib.suppress(TrackerError):  # raised again when the program reads this run
+        with contextlib.suppress(TrackerError):  # raised again when the program reads it
             return self._tracker.get_many(self._ids)
         return {}
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return the results as a pandas DataFrame with a row for each run: see ``FsspecResultTracker.to_frame``.
+        """Return the results as a pandas DataFrame with a row for each execution: see ``FsspecResultTracker.to_frame``.
 
         Raises:
-            NotRecordedError: a run has not recorded results.
+            NotRecordedError: an execution has not recorded results.
             MissingExtraError: pandas is not installed.
         """
         return results_frame((run.id, run.results()) for run in self)
 
 
 def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PATIENCE) -> Run:
-    """Return the run of this process, which is a tracked stage of a pipeline.
+    """Return the execution of this process, which is a tracked stage of a pipeline.
 
-    The first call in a process records the start of the run with one request: when and where it started, and its
+    The first call in a process records the start of the execution with one request: when and where it started, and its
     parents. So a tracker base that cannot be written is reported at the start, not after the work. All processes of
     torchrun can call this; rank 0 records.
 
@@ -386,7 +388,7 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         patience: about how many seconds calls of S3 are retried before they raise.
 
     Returns:
-        The run: ``put`` records results, and ``parents`` are the runs that it reads.
+        The execution: ``put`` records results, and ``parents`` are the executions that it reads.
 
     Raises:
         NotInStageError: the process was not started as a tracked stage. The message lists the variables to set to run
@@ -398,7 +400,7 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     try:
         key_text(context.run_id)
     except RefusedError as error:
-        raise TrackerError(f"{protocol.JOB_ID} is not a run id. {error}") from None
+        raise TrackerError(f"{protocol.JOB_ID} is not an execution id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     is_main = rank(environ) == 0
     mlflow = None
@@ -410,18 +412,18 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     return Run(context.run_id, tracker, context.parents, mlflow=mlflow, is_main_process=is_main)
 
 
-def open_run(tracker_base: str | os.PathLike[str], run_id: str, *, patience: float = PATIENCE) -> Run:
-    """Return a run by its id, to read all its records: ``open_run(base, run_id).artifact("model").open()``.
+def open_run(tracker_base: str | os.PathLike[str], execution_id: str, *, patience: float = PATIENCE) -> Run:
+    """Return an execution by its id, to read its records: ``open_run(base, execution_id).artifact("model").open()``.
 
     Args:
         tracker_base: an fsspec URL or a local directory.
-        run_id: ``<pipeline run>/<stage>/<execution>``, as in the index of ``open_tracker(base).to_frame()``.
+        execution_id: ``<pipeline run>/<stage>/<execution>``, as in the index of ``open_tracker(base).to_frame()``.
         patience: about how many seconds calls of S3 are retried before they raise.
 
     Raises:
         TrackerError: the base cannot be used or is a directory that does not exist, or the id is not a key.
     """
-    return Run(key_text(run_id), open_tracker(tracker_base, patience=patience))
+    return Run(key_text(execution_id), open_tracker(tracker_base, patience=patience))
 
 
 def record_arguments(run: Run, arguments: Mapping[str, str]) -> None:

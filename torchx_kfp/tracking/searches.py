@@ -67,7 +67,7 @@ class Search:
         asked: the parameters of each trial of this round; empty in the last stage.
         definition: the arguments of the search.
         state: the optimizer's own state.
-        before: the run id of the stage that this one continues; None for the first one.
+        before: the execution id of the stage that this one continues; None for the first one.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Search:
 
     @staticmethod
     def latest(searches: Mapping[str, Search | None]) -> dict[str, Search]:
-        """Return the latest state of each search, by run id.
+        """Return the latest state of each search, by execution id.
 
         Each stage of a search records the whole state, so the latest is the one that no other stage continues.
 
         Args:
-            searches: the recorded states by run id, in the order of stages.
+            searches: the recorded states by execution id, in the order of stages.
         """
         continued = {search.before for search in searches.values() if search is not None}
         return {run_id: it for run_id, it in searches.items() if it is not None and run_id not in continued}

@@ -64,7 +64,8 @@ def check_step(
             checked[name] = float(value)
         except OverflowError:
             raise RefusedError(
-                f"The metric {shown(name)} at the step {found} of the run {run_id!r} is {shown(value)}. Metrics are "
+                f"The metric {shown(name)} at the step {found} of the execution {run_id!r} is {shown(value)}. "
+                f"Metrics are "
                 "numbers that a float can have; put(...) and add_metadata(...) take text."
             ) from None
     return found, checked
@@ -99,7 +100,7 @@ class StepLog:
         if new := [name for name in checked[1] if name not in self._names]:
             if len(self._names) + len(new) > MAX_NAMES:
                 raise RefusedError(
-                    f"The run {self._run_id!r} logs under more than {MAX_NAMES} names; the next one is "
+                    f"The execution {self._run_id!r} logs under more than {MAX_NAMES} names; the next one is "
                     f"{shown(new[0])}. Leave numbers that count steps out of names: run.log(7, loss=0.3), not "
                     'run.log(7, {"loss/7": 0.3}).'
                 )
@@ -144,7 +145,7 @@ class StepLog:
             add_entry(self._store, self._run_id, {"steps": encode_curves(curves)}, self._name)
             self._unsaved = False
         except Exception as error:  # the training continues; the next write includes everything
-            text = f"The metrics of the run {self._run_id!r} are not stored yet"
+            text = f"The metrics of the execution {self._run_id!r} are not stored yet"
             kind = type(error).__qualname__
             warn_once(
                 f"{text}. The next write will try again. Further errors of this kind are not shown. {kind}: {error}",
@@ -157,7 +158,7 @@ class StepLog:
         return new
 
 
-#: The logs by process, tracker base and run id. A forked process starts without any.
+#: The logs by process, tracker base and execution id. A forked process starts without any.
 _logs: dict[tuple[int, str, str], StepLog] = {}
 
 
@@ -179,7 +180,9 @@ def flush(store: Store, run_id: str) -> None:
 def _flush_all() -> None:
     for (pid, base, run_id), log in list(_logs.items()):
         if pid == os.getpid() and not log.flush():
-            _logger.warning("The last metrics of the run %r are not stored under the tracker base %r.", run_id, base)
+            _logger.warning(
+                "The last metrics of the execution %r are not stored under the tracker base %r.", run_id, base
+            )
 
 
 # The first hook runs while threads can still start, as HTTP clients need to resolve names, and also in processes of

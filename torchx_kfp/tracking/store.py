@@ -89,20 +89,20 @@ def new_entry_name() -> str:
 
 
 def run_id_parts(key: str) -> tuple[str, str, str] | None:
-    """Split the run id of an execution into pipeline run, stage and execution; return None for any other key."""
+    """Split an execution id into pipeline run, stage and execution; return None for any other key."""
     parts = key.split("/")
     # In a folder, the two slashes of an app handle become one: local_cwd://session/app.
     return None if len(parts) != 3 or not all(parts) or parts[0].endswith(":") else (parts[0], parts[1], parts[2])
 
 
 def pipeline_run(key: str) -> str:
-    """Return the pipeline run of a run id: the first part of a key, or all of an app handle."""
+    """Return the pipeline run of an execution id: the first part of a key, or all of an app handle."""
     return key if ":/" in key else key.partition("/")[0]
 
 
 def _problem(text: str) -> str | None:
     if not text:
-        return "is empty. Name what the results belong to, for example a run id"
+        return "is empty. Name what the results belong to, for example an execution id"
     if text.startswith("/"):
         return "is absolute. Keys are paths below the tracker base, without a leading '/'"
     if "\0" in text:

@@ -86,8 +86,8 @@ class FsspecResultTracker:
         """Record these results under the key. They replace earlier results.
 
         Args:
-            key: a run id, or any other path of names below the tracker base. It is positional: a result may be named
-                ``key``.
+            key: an execution id, or any other path of names below the tracker base. It is positional: a result may be
+                named ``key``.
             results: int, float, bool, or str of at most 1,024 bytes. NumPy and PyTorch scalars are accepted.
 
         Raises:
@@ -205,7 +205,7 @@ class FsspecResultTracker:
                 continue
             try:
                 results = {} if content is None else decode_results(content, self._store.location(key))
-                yield key, SuggestingDict(results, f"The run {key!r}", "result")
+                yield key, SuggestingDict(results, f"The execution {key!r}", "result")
             except CorruptResultError as error:
                 yield key, error
 
@@ -311,9 +311,9 @@ def verify_there(tracker: FsspecResultTracker) -> None:
 
 
 def open_tracker(tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> FsspecResultTracker:
-    """Return the tracker of a base, to query the results of all runs: ``open_tracker(base).to_frame()``.
+    """Return the tracker of a base, to query the results of all executions: ``open_tracker(base).to_frame()``.
 
-    ``open_run`` reads everything that one run has recorded.
+    ``open_run`` reads all records of one execution.
 
     Args:
         tracker_base: an fsspec URL or a local directory.

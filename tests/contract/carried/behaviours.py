@@ -168,9 +168,9 @@ class Behaviour:
         code: the exit code; several if backends differ.
         lines: lines of the log, and how often they are there. ``{rank0}`` is the host of replica 0, and ``{server}``
             that which other roles see.
-        outputs: the stage's outputs, but for the run id.
+        outputs: the stage's outputs, but for the execution id.
         records: what the tracker has of the run, if it has to be that.
-        ending: how the run id ends.
+        ending: how the execution id ends.
         engines: the engines that can run it, with their options.
         options: further options of ``task_from_app``.
     """
@@ -264,7 +264,7 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
         lines={"trainer/0 | tries": 2, "trainer/1 | tries": 2},
         engines=ONE,
     ),
-    "an object that fails is made again, with a run id of its own": Behaviour(
+    "an object that fails is made again, with an execution id of its own": Behaviour(
         lambda _: python(AGAIN, max_retries=1),
         lines={"torchx-kfp: attempt 2 of 2: the application ended with exit code 3": 1},
         outputs={"loss": "0.5"},

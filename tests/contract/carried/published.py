@@ -18,8 +18,8 @@ from tests.authoring.apps import compile_stage, load, make_app
 from tests.authoring.kfp_engines import Container, container_of
 from torchx_kfp.tracking import current_run
 
-#: The run id of stages of this process only: processes that a stage leaves running are found by it, even if the tests
-#: run twice.
+#: The execution id of stages of this process only: processes that a stage leaves running are found by it, even if the
+#: tests run twice.
 POD = str(uuid.uuid4())
 RUN_ID = f"run/train/{POD}"
 
@@ -74,7 +74,7 @@ class Stage:
         current_run({"TORCHX_TRACKER_BASE": self.base, "TORCHX_JOB_ID": RUN_ID}).add_artifact(name, path, **metadata)
 
     def outputs(self) -> dict[str, str]:
-        """Return the output parameters, but for the run id."""
+        """Return the output parameters, but for the execution id."""
         return {output: (self.folder / "out" / output).read_text() for output in self._outputs}
 
     def report(self) -> dict[str, Any]:

@@ -124,7 +124,7 @@ ROWS: dict[str, Row] = {
     "an object that is being deleted is waited for": Row(
         ["owner", "theirs is deleted", "owner", "theirs is deleted", *ALL], 0, [WAITING.format("is being deleted")]
     ),
-    # Another object would have the same run id, and would be a retry that nobody wants.
+    # Another object would have the same execution id, and would be a retry that nobody wants.
     "an object that fails before its launcher knows of it is not made again": Row(
         [
             *(*ALL[:4], "make, lost", "make, there is one", "owner", "mine has failed", "adopt, failed"),
@@ -176,7 +176,7 @@ def test_an_attempt_treats_its_object_and_others(name: str, tmp_path: Path) -> N
 
 
 def test_nobody_would_follow_the_object_after_an_error(tmp_path: Path) -> None:
-    """Here, of the disk: the run id of the earlier attempt cannot be written."""
+    """Here, of the disk: the execution id of the earlier attempt cannot be written."""
 
     def before(attempt: Attempt, request: str) -> None:
         if request.startswith("PATCH"):

@@ -374,7 +374,7 @@ PUT = "from torchx_kfp.tracking import current_run; current_run().put(a=1.5, tex
 
 
 def run_processes(base: Path, uri: str, *groups: list[tuple[str, str]]) -> subprocess.CompletedProcess[str]:
-    """Run processes; each is the stage of a run id, and runs a program. Those of a group are replicas."""
+    """Run processes; each is the stage of an execution id, and runs a program. Those of a group are replicas."""
     given = [
         [
             (environ(base, run_id, trackers={"mlflow": uri}) | {"TORCHX_REPLICA_ID": str(number)}, code)
@@ -415,7 +415,7 @@ def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experi
     assert all(run.data.metrics == {"a": 1.5} for run in found.values())
     assert found["end/0"].info.end_time >= found["end/0"].info.start_time
     assert done.stdout == "", "nothing of MLflow's in the application's output"
-    assert "The end of the run 'r/gone/1' could not be reported to MLflow: division by zero" in done.stderr
+    assert "The end of the execution 'r/gone/1' could not be reported to MLflow: division by zero" in done.stderr
 
 
 def test_only_the_first_process_of_a_stage_records(

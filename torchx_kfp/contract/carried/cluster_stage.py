@@ -3,10 +3,10 @@
 On the cluster, there is exactly one object at any time, whatever dies when. Its name comes from the Argo node of the
 stage, which is the same in all attempts, and Kubernetes accepts a name only once. An attempt adopts the object if it
 runs or has succeeded; if it has failed, or was made from another SPEC, the attempt deletes it, waits until it is gone
-with its pods, and makes a new one. The run id of the object is that of the attempt that made it, so that results of a
-failed one are never those of the next. An annotation names the attempt that follows the object, and a process whose pod
-is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes an object
-only while that names itself, or the attempt before it.
+with its pods, and makes a new one. The execution id of the object is that of the attempt that made it, so that results
+of a failed one are never those of the next. An annotation names the attempt that follows the object, and a process
+whose pod is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes an
+object only while that names itself, or the attempt before it.
 
 Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
 object is the first thing that the handler does. The owner of the object, and of the service that gives its pods names,
@@ -91,7 +91,7 @@ class ClusterStage:
         used = {one["name"] for one in mounts}
         volumes = [one for one in self.config.get("volumes") or () if one["name"] in used]
         self.config.update(volumeMounts=mounts, volumes=volumes)
-        #: The input from which the object is made; the run id differs from attempt to attempt.
+        #: The input from which the object is made; the execution id differs from attempt to attempt.
         self.digest = hashlib.sha256(json.dumps([spec, words, self.config], sort_keys=True).encode()).hexdigest()[:16]
 
     # Making and ending the object
@@ -185,7 +185,7 @@ class ClusterStage:
         return found
 
     def adopt(self, found: Any, owners: Any, /) -> Any:
-        """Say that this attempt follows the object now, and go on with its run id; None if the object has changed."""
+        """Record that this attempt follows the object, and take over its execution id; None if it has changed."""
         mine = {"torchx-kfp/launcher": self.attempt}
         version = found["metadata"]["resourceVersion"]
         body = {"metadata": {"resourceVersion": version, "ownerReferences": owners, "annotations": mine}}
@@ -196,7 +196,7 @@ class ClusterStage:
         if run_id:
             use_run_id(self.given, run_id)
         if note_of(found, "launcher") != self.attempt:
-            known = f", run id {run_id}" * bool(run_id)
+            known = f", execution id {run_id}" * bool(run_id)
             say(f"following {found['kind']} {self.cluster.namespace}/{self.name} of an earlier attempt{known}")
         return adopted
 

@@ -7,10 +7,10 @@ In the command of such a stage, this program takes the place of the application:
 SPEC is JSON, a ``contract.specification``: the manifest of the engine's object, where its state is found, and the
 roles. The program knows no engine. Text that is known only at run time, and all arguments of the applications, are
 WORDs; SPEC refers to them by number. ``{{$}}`` is KFP's ExecutorInput, which has the settings of the task
-(``dsl.TaskConfig``) and names the file for the run id.
+(``dsl.TaskConfig``) and names the file for the execution id.
 
-If the replicas fail, this program makes another attempt, up to ``retries`` times, with a run id of its own, so that
-nobody reads the records of those that failed. What ends this program itself is not retried here.
+If the replicas fail, this program makes another attempt, up to ``retries`` times, with an execution id of its own, so
+that nobody reads the records of those that failed. What ends this program itself is not retried here.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [name,
 the output, ``name`` is the recorded name, and ``shown`` is 1 if KFP's UI shows the artifact. If SPEC has ``"may_fail":
 [exit code, ...]``, the stage succeeds with all other exit codes of the application, and records the code as the result
 ``exit_code``, unless it was asked to end. ``{{$}}`` is KFP's ExecutorInput, which names the file of each output. The
-PATHs are the local files of the artifacts: ``metrics``, and those of SPEC in its order. The run id and the tracker base
-come from the environment (``protocol``). Without APPLICATION, the program publishes the records of another stage.
+PATHs are the local files of the artifacts: ``metrics``, and those of SPEC in its order. The execution id and the
+tracker base come from the environment (``protocol``). Without APPLICATION, the program publishes the records of another
+stage.
 
 Results become the files of output parameters. Lists and dicts are read from the metadata, because results are numbers
 and short text. All numbers among the results also become the metadata of the artifact ``metrics``. An artifact with a
@@ -107,7 +108,7 @@ def run(command: Sequence[str], /) -> tuple[int, bool]:
 def end_leftovers(run_id: str, /) -> None:
     """End processes that the application left running, which could keep the stage's output open forever.
 
-    The run ids of further attempts in this pod continue with ``_``. Processes get SIGTERM, because an application
+    The execution ids of further attempts in this pod continue with ``_``. Processes get SIGTERM, because an application
     started by a shell script outlives the shell if a signal ends it. After 5 s, they are killed.
     """
     for attempt in range(60):

@@ -71,7 +71,7 @@ def tally(labels: Sequence[str], total: int, done: int, /) -> str:
 
 
 def use_run_id(executor_input: Any, run_id: str, /) -> None:
-    """Go on with another run id, if the stage is tracked: then that is one of the files that KFP reads."""
+    """Go on with another execution id, if the stage is tracked: then that is one of the files that KFP reads."""
     output = ((executor_input.get("outputs") or {}).get("parameters") or {}).get("run_id")
     if output:
         os.environ["TORCHX_JOB_ID"] = run_id

@@ -76,11 +76,11 @@ def _number(handle: str, name: str, value: object) -> float:
 
 
 def _run_ids(recorder: Recorder, handle: str) -> list[str]:
-    """Return the possible run ids of an app, the most likely ones first.
+    """Return the possible execution ids of an app, the most likely ones first.
 
-    TorchX sets the variable with the run id to the app handle, ``<scheduler>://<session>/<app>``. On some schedulers,
-    the handle that TorchX returns also has a namespace, a queue or a project. On KFP, the run id is that of a stage,
-    ``<run>/<stage>/<pod>``, and the latest attempt counts.
+    TorchX sets the variable with the execution id to the app handle, ``<scheduler>://<session>/<app>``. On some
+    schedulers, the handle that TorchX returns also has a namespace, a queue or a project. On KFP, the execution id is
+    that of a stage, ``<run>/<stage>/<pod>``, and the latest attempt counts.
     """
     scheduler, session, app = specs.parse_app_handle(handle)
     if scheduler == "kfp":

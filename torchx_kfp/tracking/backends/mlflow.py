@@ -88,7 +88,7 @@ def _copies(record: Callable[..., None]) -> Callable[..., None]:
             except Exception as error:
                 kind = type(error).__qualname__
                 text = (
-                    f"The tracker 'mlflow' failed: records of the run {run_id!r} are missing in the experiment "
+                    f"The tracker 'mlflow' failed: records of the execution {run_id!r} are missing in the experiment "
                     f"{self._experiment!r}. The results under the tracker base are complete."
                 )
                 # The server answered, and refused this record.
@@ -116,7 +116,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._client: Any = MlflowClient(tracking_uri=tracking_uri) if is_main else None
         self._experiment = experiment
         self._is_id = is_id
-        self._open: dict[str, str] = {}  # by run id
+        self._open: dict[str, str] = {}  # by execution id
         self._parameters: dict[tuple[str, str], str] = {}
         self._last_time = 0
         self._last_steps: dict[tuple[str, str], int] = {}
@@ -210,9 +210,9 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._lock = threading.RLock()
 
     def _run(self, run_id: str) -> str:
-        """Return MLflow's run for this run id. It already exists if torchrun restarted this process."""
+        """Return MLflow's run for this execution id. It already exists if torchrun restarted this process."""
         if run_id not in self._open:
-            # These characters are special in MLflow's filters. Run ids of pipelines do not have them.
+            # These characters are special in MLflow's filters. Execution ids of pipelines do not have them.
             value = run_id.replace("%", "%25").replace("'", "%27").replace("\\", "%5C")
             experiment = self._experiment if self._is_id else self._find_experiment()
             if found := self._client.search_runs([experiment], f"tags.`{RUN_ID_TAG}` = '{value}'"):
@@ -246,7 +246,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
                 with _short_timeouts(), contextlib.redirect_stdout(sys.stderr):  # it prints the run's URL
                     self._client.set_terminated(mlflow_run, status)
             except Exception as error:  # the server may no longer run
-                _logger.warning("The end of the run %r could not be reported to MLflow: %s", run_id, error)
+                _logger.warning("The end of the execution %r could not be reported to MLflow: %s", run_id, error)
 
 
 def create(config: str | None = None) -> MlflowTracker:
