@@ -135,7 +135,7 @@ def test_all_trials_of_a_round_fail(search: Callable[..., Pipeline]) -> None:
         "  run/train/2: loss is 'low'",
         f"  run/train/3: loss is 1{309 * '0'}",
         "Their logs: torchx-kfp logs run/0",
-        "To try again, run the pipeline again; on KFP with --no-cache, as its cache has these trials.",
+        "To try again, run the pipeline again; on KFP, with --no-cache, because its cache has these trials.",
     ]
     assert [trial.exit_code for trial in it.said(Run("run/ask-2/1", it.tracker)).trials] == [1, 0, 0, 0], (
         "for the report"

@@ -260,8 +260,8 @@ class Artifact:
                     return target
                 if not overwrite:
                     raise FileExistsError(
-                        f"{target} exists and differs from the artifact at {self.url}. Name another folder, "
-                        "or pass overwrite=True."
+                        f"{target} exists and differs from the artifact at {self.url}. Name another folder, or "
+                        f"overwrite it."
                     )
             files, folders = stored.contents()
             with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:
