@@ -23,25 +23,25 @@ help: ## list the targets
 	@echo '  PYTHON=python3.13       use another interpreter, in a separate environment (VENV: its folder)'
 	@echo '  ARGS="-k tracker -x"    pass arguments to pytest'
 
-demo: $(VENV)/.ready ## run the digits pipeline on this machine
+demo: $(VENV)/.ready ## run the digits pipeline locally
 	@mkdir -p $(DEMO)
 	$(bin)/torchx-kfp compile pipelines/digits.py -o $(DEMO)/digits.yaml
 	$(bin)/torchx-kfp run $(DEMO)/digits.yaml --tracker-base $(DEMO)/tracker
 
-test: $(VENV)/.ready ## run the tests; what needs containers, a cluster, a browser, other versions or gigabytes is in the targets below
+test: $(VENV)/.ready ## run the tests, except those with targets below (containers, a cluster, a browser, other versions, gigabytes)
 	@echo 'Some minutes on two cores; make test-changed runs only what a change needs.'
 	$(bin)/python -m pytest -m '$(gate)' $(ARGS)
 
-test-changed: $(VENV)/.ready ## run the tests that the changes since BASE need (default: what is not committed)
+test-changed: $(VENV)/.ready ## run the tests that the changes since BASE need (default: uncommitted changes)
 	$(bin)/python -m pytest $$($(bin)/python -m dev.changed $(BASE)) $(ARGS)
 
 test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker engine if none is running (Debian, root)
 	dev/ci/with-docker $(bin)/python -m pytest -m docker $(or $(ARGS),tests/containers)
 
-test-cluster: $(VENV)/.ready ## run the tests on a Kubernetes control plane; builds it once (Go; Debian, root)
+test-cluster: $(VENV)/.ready ## run the tests on a Kubernetes control plane; builds it on first use (Go; Debian, root)
 	dev/ci/with-cluster $(bin)/python -m pytest -m 'cluster and not torch' $(or $(ARGS),tests/kubernetes)
 
-test-browser: $(VENV)/.ready ## run the tests in Chromium, which is installed if need be (Debian, root)
+test-browser: $(VENV)/.ready ## run the tests in Chromium, and install it if it is missing (Debian, root)
 	dev/ci/with-browser $(bin)/python -m pytest -m browser $(or $(ARGS),$(call having,browser))
 
 test-torch: $(VENV)-torch/.ready ## run the tests that train with PyTorch, in a separate environment (2.5 GB), also on a cluster
@@ -50,13 +50,13 @@ test-torch: $(VENV)-torch/.ready ## run the tests that train with PyTorch, in a 
 test-ax: $(VENV)-torch/.ready ## run the tests with Ax, in the same environment
 	TORCHX_KFP_REQUIRE_AX=1 $(VENV)-torch/bin/python -m pytest -n 0 -m ax tests/hpo/ax $(ARGS)
 
-test-oldest: $(VENV)/.ready ## run what commands carry into images with the oldest Python there, 3.8
+test-oldest: $(VENV)/.ready ## run the carried programs with the oldest supported Python, 3.8
 	$(bin)/python -m pytest -m oldest $(or $(ARGS),tests/contract/carried tests/common)
 
 test-examples: $(VENV)/.ready ## run the examples that train models with scikit-learn
 	$(bin)/python -m pytest -m examples $(or $(ARGS),tests/cases tests/components)
 
-test-load: $(VENV)/.ready ## run many processes on one store, and kill some
+test-load: $(VENV)/.ready ## run many processes against one store, and kill some
 	$(bin)/python -m pytest -m load $(or $(ARGS),$(call having,load))
 
 test-mlflow: $(VENV)/.ready ## run the tests that record in an MLflow server
@@ -71,21 +71,21 @@ test-newest: $(VENV)-newest/.ready ## run the tests that depend on versions with
 test-package: $(VENV)/.ready ## check the distributions as an index would, and install the wheel with each extra in an empty environment
 	@VENV=$(VENV) dev/ci/package
 
-test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host and here: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see tests/conformance/README.md)
+test-kfp: $(VENV)/.ready ## compare pipelines on a KFP host with local runs: HOST=URL TRACKER_BASE=URL IMAGE=NAME (see tests/conformance/README.md)
 	@$(if $(and $(HOST),$(TRACKER_BASE),$(IMAGE)),,echo 'make test-kfp needs HOST=URL TRACKER_BASE=URL IMAGE=NAME: see tests/conformance/README.md' >&2; exit 2)
 	$(foreach each,HOST TRACKER_BASE IMAGE SHELL_IMAGE ENGINES KEEP,TORCHX_KFP_SUITE_$(each)='$($(each))') \
 	    $(bin)/python -m pytest tests/conformance -n $(or $(N),8) --dist load --timeout 3600 $(ARGS)
 
-durations: $(VENV)/.ready ## run the tests of make test, and write what each file takes, by which they are ordered
+durations: $(VENV)/.ready ## run the tests of make test, and write the duration of each file, by which they are ordered
 	$(bin)/python -m pytest -q -m '$(gate)' --record-durations $(ARGS)
 
-mutants: $(VENV)/.ready ## run again the mutants of the package that tests noticed before (hours); ARGS=make adds to what is known
+mutants: $(VENV)/.ready ## rerun the mutants that tests killed before (hours); ARGS=make adds new ones
 	$(bin)/python -m dev.mutants $(or $(ARGS),check)
 
-ci: ## run what a submission must pass: style, types, tests, documentation, and the tiers of tests that the change needs
+ci: ## run what a submission must pass: style, types, documentation, tests, and the tiers that the change needs
 	@VENV=$(VENV) bash .ci/run
 
-ci-all: ## run all tiers of tests as well, as each night, and note those that pass in tests/passed.json
+ci-all: ## run all tiers as well, as each night, and note those that pass in tests/passed.json
 	@VENV=$(VENV) bash .ci/run all
 
 lint: $(VENV)/.ready ## check style, formatting and imports
@@ -108,10 +108,10 @@ goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the progr
 docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are errors
 	$(bin)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet --jobs auto docs docs/_build
 
-pictures: $(VENV)/.ready ## take the documentation's pictures of a run and its report again (needs Chromium)
+pictures: $(VENV)/.ready ## retake the documentation's pictures of runs and reports (needs Chromium)
 	dev/ci/with-browser $(bin)/python dev/pictures.py
 
-benchmarks: $(VENV)/.ready ## print the figures that the docs state, beside peers; ARGS="start size" names cases
+benchmarks: $(VENV)/.ready ## print the figures in the docs, and those of peers; ARGS="start size" names cases
 	$(bin)/python -m dev.benchmarks $(ARGS)
 
 measures: $(VENV)/.ready ## count lines and modules, and the tests that know internals; ARGS names revisions to compare with
