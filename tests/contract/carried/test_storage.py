@@ -153,6 +153,13 @@ def test_a_base_with_a_cache_is_refused(tmp_path: Path) -> None:
     assert f"a cache keeps files on this machine: use file://{tmp_path}/results" in done.stderr
 
 
+def test_a_folder_that_another_writer_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Elsewhere()
+    monkeypatch.setattr(store, "isdir", lambda path: False)  # it was not there a moment ago
+    write_whole(store, f"{tmp_path}/run", b"{}")
+    assert (tmp_path / "run").read_bytes() == b"{}"
+
+
 def test_the_latest_entry_of_a_field_counts(tmp_path: Path) -> None:
     entries = {
         "1-a.metadata": {"metadata": {"x": 1, "y": 1}},
