@@ -1,1 +1,1 @@
-"""What develops the project: what writes its generated files, measures, mutants, benchmarks, and CI's scripts."""
+"""Tools of developers: generated files, measures, mutants, and CI's scripts."""

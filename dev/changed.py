@@ -1,10 +1,9 @@
 """Name the test files that a change needs, for ``make test-changed``.
 
-Tests mirror the package: a change of ``torchx_kfp/execution/local/cache.py`` needs those files of
-``tests/execution/local`` that are called like the module (``test_cache.py``, ``test_cache_*.py``) or import it,
-directly or through helpers of tests. If there are none, it needs the files elsewhere that import it, or else all tests
-of its folder. A change of a test needs that test, and a change of a helper the tests that import it. The whole suite is
-what CI runs.
+Tests mirror the package: a change of ``torchx_kfp/execution/local/cache.py`` needs the files in
+``tests/execution/local`` that are named after the module (``test_cache.py``, ``test_cache_*.py``) or import it,
+directly or through test helpers. If there are none, it needs the files elsewhere that import it, or else all tests in
+its folder. A changed test needs itself, and a changed helper the tests that import it. CI runs the whole suite.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SEAMS = {
 
 
 def needed(changed: Iterable[Path]) -> list[str]:
-    """Return the test files that these changes need, as paths inside the repository, in order."""
+    """Return the sorted paths of the test files that these changes need."""
     imports = _tests()
     files: set[str] = set()
     for path in changed:
@@ -112,7 +111,7 @@ def _name(path: Path) -> str:
 
 
 def _changed(base: str) -> Iterator[Path]:
-    """Yield the files that differ from a revision, and those that git does not know yet."""
+    """Yield the files that differ from a revision, and untracked files."""
     git = ["git", "-C", str(REPOSITORY)]
     for command in (["diff", "--name-only", "--diff-filter=d", base], ["ls-files", "--others", "--exclude-standard"]):
         done = subprocess.run([*git, *command], check=True, capture_output=True, text=True)
@@ -120,7 +119,7 @@ def _changed(base: str) -> Iterator[Path]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the needed files, a line each; the argument is a revision to compare with (default: HEAD)."""
+    """Print the needed files, one a line; the argument is the revision to compare with (default: HEAD)."""
     print(*needed(_changed(arguments[0] if arguments else "HEAD")), sep="\n")
 
 

@@ -1,9 +1,8 @@
-"""Makes the pictures of the pages in ``docs`` from real runs: ``make pictures``.
+"""Take the pictures in ``docs`` from real runs: ``make pictures``.
 
-``pictures/run.svg`` is a terminal while ``pipelines/digits.py`` runs, ``pictures/report.png`` the run's report in
-Chromium, ``pictures/ui.png`` the page of some more runs of it, and ``pictures/search.png`` what the report of the
-first pipeline in ``guides/search.md`` shows of its search.
-(``pictures/kfp-*.png`` are photographs of KFP's own UI, which nothing here makes.)
+``pictures/run.svg`` is a terminal during a run of ``pipelines/digits.py``, ``pictures/report.png`` the run's report in
+Chromium, ``pictures/ui.png`` the UI with more of its runs, and ``pictures/search.png`` the search in the report of the
+first pipeline in ``guides/search.md``. (``pictures/kfp-*.png`` are screenshots of KFP's own UI, taken by hand.)
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asia
 
 
 def frames(command: list[str], folder: Path) -> list[list[Text]]:
-    """Return the pictures that a terminal shows one after the other while the command runs."""
+    """Run the command in a terminal, and return each of its screens."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
@@ -102,7 +101,7 @@ def frames(command: list[str], folder: Path) -> list[list[Text]]:
 
 
 def line(screen: pyte.Screen, number: int) -> Text:
-    """Return a line of the screen with its styles."""
+    """Return a styled line of the screen."""
     text = Text()
     for column in range(COLUMNS):
         cell = screen.buffer[number][column]
@@ -113,7 +112,7 @@ def line(screen: pyte.Screen, number: int) -> Text:
 
 
 def liveliest(shown: list[list[Text]]) -> list[Text]:
-    """Return the picture in which most stages print something while others have ended, without text above it."""
+    """Return the screen with the most running and finished stages, without the text above them."""
 
     def score(lines: list[Text]) -> int:
         text = "\n".join(line.plain for line in lines)
@@ -134,7 +133,7 @@ def save_terminal(lines: list[Text], command: str, path: Path) -> None:
 
 
 def save_page(url: str, path: Path, part: str = "", size: str = "1280,1750") -> None:
-    """Save what a browser shows of a page at first, or the part that this CSS selector finds."""
+    """Save a screenshot of a page, or of the element that matches a CSS selector."""
     options = Options()
     options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={size}"):

@@ -1,7 +1,7 @@
-"""Write the parts of the reference that come from the code, as Markdown that any viewer shows.
+"""Generate the parts of the reference that come from the code, as plain Markdown.
 
-``python -m dev.reference`` (part of ``make goldens``) rewrites what stands in the pages of ``docs/reference`` between
-``<!-- generated: NAME -->`` and ``<!-- end -->``. A test says if a page is not as this program writes it.
+``python -m dev.reference`` (part of ``make goldens``) rewrites the text in ``docs/reference`` between
+``<!-- generated: NAME -->`` and ``<!-- end -->``. A test fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _LISTS = ("Args", "Attributes", "Raises")
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Return a table, whose cells are Markdown."""
+    """Return a Markdown table of these cells."""
     lines = [head, ["---"] * len(head), *([" ".join(cell.replace("|", r"\|").split()) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def commands() -> Iterator[str]:
-    """Yield every command of the program with its help and options, and once those of several commands."""
+    """Yield each command with its help and options, and once the options of several commands."""
     from torchx_kfp.entrypoints.cli import cli
     from torchx_kfp.execution.host import settings
 
@@ -83,7 +83,7 @@ def commands() -> Iterator[str]:
 
 
 def fields(module_name: str) -> Iterator[str]:
-    """Yield every field of AppDef, Role and Resource, how it is treated, and what an engine changes of that."""
+    """Yield each field of AppDef, Role and Resource with its treatment, and the differences with an engine."""
     module = importlib.import_module(module_name)
 
     def treatment(said: str) -> list[str]:
@@ -148,7 +148,7 @@ def exceptions() -> Iterator[str]:
 
 
 def python(module_name: str, *names: str) -> Iterator[str]:
-    """Yield the public names of a module, or these of them, with their signatures and docstrings.
+    """Yield public names of a module, by default all, with their signatures and docstrings.
 
     ``Class:member,member`` leaves out other members, which are for this package, and ``Class:`` all of them.
     """
@@ -181,13 +181,13 @@ def described(name: str, thing: Any) -> Iterator[str]:
 
 
 class Written(str):
-    """An annotation as a signature shows it: without quotes."""
+    """An annotation whose representation has no quotes."""
 
     __repr__ = str.__str__
 
 
 def signature(name: str, thing: Callable[..., Any]) -> str:
-    """Return how to call a function or class, with a line for each parameter if that is longer than 88 characters."""
+    """Return the signature of a function or class, with a line for each parameter if it exceeds 88 characters."""
     called = inspect.signature(thing)
     parameters: list[str] = []
     shared: set[str] = set()
@@ -211,14 +211,14 @@ def signature(name: str, thing: Callable[..., Any]) -> str:
 
 
 def constant(value: Any) -> Any:
-    """Return a default as it is shown: what is no constant was made by an expression that nobody needs to know."""
+    """Return a default for a signature: constants as they are, the name of a class, and ``...`` for other values."""
     if value is inspect.Parameter.empty or value is None or type(value) in (bool, int, float, str, tuple):
         return value
     return Written(value.__name__ if inspect.isclass(value) else "...")
 
 
 def short(annotation: Any) -> Written:
-    """Return an annotation as it is written in code, without the names of modules."""
+    """Return an annotation without the names of modules."""
     annotation = getattr(annotation, "__forward_arg__", annotation)  # of the fields of a NamedTuple
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return Written(re.sub(r"\b(?:torchx_kfp|collections|typing|specs|dsl)(?:\.\w+)*\.(?=\w)", "", text))
@@ -254,13 +254,13 @@ def markdown(doc: str) -> str:
 
 
 def items(text: str) -> str:
-    """Return a list of named things, each from a line that is not indented."""
+    """Return a Markdown list of named items, each of which starts at a line without indentation."""
     found = re.split(r"\n(?! )", text)
     return "\n".join("- " + words(re.sub(r"^(\*{0,2}\w+(?:, \w+)*)(?=: )", r"`\1`", item)) for item in found)
 
 
 def words(text: str) -> str:
-    """Return a paragraph in one line; lists keep theirs."""
+    """Return a paragraph as one line; lists keep a line for each item."""
     if re.search(r"^- ", text, re.MULTILINE):
         return "\n".join(" ".join(one.split()) for one in re.split(r"\n(?=- )", text.replace("``", "`")))
     return " ".join(text.replace("``", "`").split())
@@ -272,7 +272,7 @@ GENERATED: dict[str, Callable[..., Iterator[str]]] = {
 
 
 def generate(page: str) -> str:
-    """Return a page with its generated parts as the code is now."""
+    """Return a page with its generated parts updated."""
 
     def part(found: re.Match[str]) -> str:
         function, *arguments = found["name"].split()

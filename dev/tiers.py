@@ -1,8 +1,8 @@
 """Name the tiers of tests that a change needs besides the gate: ``python -m dev.tiers`` prints them.
 
-The tests of a tier take long, or need gigabytes. They run each night, and in the gate if the files that they are about
-are not those with which they passed. ``tests/passed.json`` has a digest of those files for each tier, so it does not
-matter what a clone has of the history; ``python -m dev.tiers passed TIER...`` writes it.
+The tests of a tier take long, or need gigabytes. They run each night, and in the gate if the files that they cover have
+changed since they last passed. ``tests/passed.json`` has a digest of these files for each tier, so the check needs no
+history; ``python -m dev.tiers passed TIER...`` writes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIERS = {
 
 
 def digest(tier: str) -> str:
-    """Return a digest of the files that a tier is about."""
+    """Return a digest of the files that a tier covers."""
     total = hashlib.sha256()
     for name in TIERS[tier]:
         path = REPOSITORY / name
@@ -46,7 +46,7 @@ def digest(tier: str) -> str:
 
 
 def needed() -> list[str]:
-    """Return the tiers that have not passed with the files that are here."""
+    """Return the tiers that have not passed with the current files."""
     passed = _passed()
     return [tier for tier in TIERS if passed.get(tier) != digest(tier)]
 
@@ -57,7 +57,7 @@ def _passed() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the tiers that are needed, all of them, or note that some passed."""
+    """Print the needed tiers, or all, or record that some passed."""
     if arguments[:1] == ["passed"]:
         now = _passed() | {tier: digest(tier) for tier in arguments[1:]}
         RECORD.write_text(json.dumps(now, indent=0, sort_keys=True) + "\n", encoding="utf-8")
