@@ -198,13 +198,16 @@ def test_an_attempt_that_is_given_up_releases_them(execute_failing, two, monkeyp
     assert [str(stage.state) for stage in result.stages] == ["failed", "succeeded"]
 
 
-def test_a_cached_stage_takes_none(execute, two):
+def test_a_cached_stage_takes_none_and_which_it_had_does_not_count(execute, two, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     @dsl.pipeline
     def pipeline():
-        asking(":")
+        asking("echo $CUDA_VISIBLE_DEVICES")
 
     execute(pipeline, cache=True)
     held = visible_gpus().take({"": 2})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", two[1])
     assert execute(pipeline, cache=True)["shell"].state == "cached"
     held.release()
 

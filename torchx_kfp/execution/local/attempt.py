@@ -31,7 +31,7 @@ from torchx_kfp.execution.local.executors.executor import (
 from torchx_kfp.execution.local.executors.mounts import open_to_all
 from torchx_kfp.execution.local.executors.process import RUN_MARK, StageProcess, stage_mark
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files, secret_variables
-from torchx_kfp.execution.local.gpus import Gpus, asked
+from torchx_kfp.execution.local.gpus import VISIBLE, Gpus, asked
 from torchx_kfp.execution.local.kubernetes import field_values
 from torchx_kfp.execution.local.output import Log, StageLines
 from torchx_kfp.execution.local.packages import activate, provide_environment
@@ -128,6 +128,8 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
         if any(map(is_workspace, [*command, *args])):
             shared = _without_project(shared, context.options)
         environ = {**shared, **pod, **marks, WORKSPACES: str(folder)}
+        if asks_gpus:
+            environ.pop(VISIBLE, None)  # it gets its own, which are no difference to the cache
         if python is not None:
             # Not in a temporary folder: the path in a traceback must exist, also for debuggers.
             programs[str(folder / "program" / "ephemeral_component.py")] = python.source

@@ -34,7 +34,7 @@ from torchx_kfp.execution.pipeline.spec import Component
 #: Seconds between two checks for GPUs released by other runs.
 POLL = 0.5
 #: CUDA's variable with the GPUs that a process sees, and the one that gives them the numbers of nvidia-smi and Docker.
-_VISIBLE, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+VISIBLE, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 #: Seconds to wait for nvidia-smi, which loads the driver.
 _PATIENCE = 20.0
 #: The forms of an entry of CUDA's variable, and the lines of ``nvidia-smi -L``.
@@ -80,7 +80,7 @@ class HeldGpus:
         if in_container:
             return {**environ, **of_replicas}
         # A run inside of this stage shares out the stage's GPUs among its own stages.
-        own = {_VISIBLE: ",".join(names), LOCAL_GPUS: environ.get(LOCAL_RUN, "")}
+        own = {VISIBLE: ",".join(names), LOCAL_GPUS: environ.get(LOCAL_RUN, "")}
         return {_ORDER: "PCI_BUS_ID", **environ, **own, **of_replicas}
 
     def release(self) -> None:
@@ -132,8 +132,8 @@ class Gpus:
         number = sum(asks.values())
         if not self.known or number <= len(self.known):
             return ""
-        visible = os.environ.get(_VISIBLE)
-        seen = "" if visible is None else f" ({_VISIBLE}={visible})"
+        visible = os.environ.get(VISIBLE)
+        seen = "" if visible is None else f" ({VISIBLE}={visible})"
         return f"asks for {counted(number, 'GPU')}, but this machine has {len(self.known)}{seen}. Ask for fewer"
 
 
@@ -177,10 +177,10 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> Gpus:
     holder = environ.get(LOCAL_GPUS, "")
     holder = holder and f"{hashlib.sha256(holder.encode()).hexdigest()[:12]}-"
     lacks, listed = _list_gpus(environ)
-    visible = environ.get(_VISIBLE)
+    visible = environ.get(VISIBLE)
     found: dict[str, Gpu] = {}
     if visible is not None:
-        lacks = f"{_VISIBLE} is {shown(visible)}"
+        lacks = f"{VISIBLE} is {shown(visible)}"
         for entry in map(str.strip, visible.split(",")):
             gpu = _find(entry, listed)
             if gpu is None or gpu.key in found:
