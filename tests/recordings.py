@@ -31,7 +31,7 @@ CASES: Mapping[str, str] = {
     "adopted": 'echo waits; until [ -e "$GO" ]; do sleep 0.1; done; echo goes on; sleep 1',
     "terminated": "echo waits; sleep 1000",
 }
-NAMES = [f"{engine}.{case}" for engine in ("job", "jobset") for case in CASES]
+NAMES = [f"{engine}.{case}" for engine in ("job", "jobset", "trainjob") for case in CASES]
 #: What is set on the task.
 CONFIG = {
     "affinity": None,

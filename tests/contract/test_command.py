@@ -38,8 +38,17 @@ OUTPUTS = Outputs(
 )
 SPECIFICATION = LauncherSpec(
     **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "succeeded", "host", "config"), "text"),
-    object={"spec": {"containers": [{"name": "a", "image": "$(image)"}]}, "name": {"@": "name"}},
-    roles=[RoleSpec(name="a", most=3, fewest=2, env=[["B", None], ["C", [0, None]]], command=[[0], [None]])],
+    object={"name": {"@": "name"}},
+    roles=[
+        RoleSpec(
+            name="a",
+            pod={"spec": {"containers": [{"name": "a", "image": "$(image)"}]}},
+            most=3,
+            fewest=2,
+            env=[["B", None], ["C", [0, None]]],
+            command=[[0], [None]],
+        )
+    ],
     retries=2,
 )
 PROGRAMS = ["none", "retries", "launcher"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.control_plane import BUILT, ControlPlane, find_jobset, find_programs, shared
+from tests.kubernetes.control_plane import BUILT, ControlPlane, find_controllers, find_programs, shared
 from tests.kubernetes.kubelet import Kubelet, why_it_cannot_run
 from tests.kubernetes.namespaces import Namespace, new_namespace
 from tests.skipped import missing
@@ -48,8 +48,8 @@ def kubelet(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_
 
 
 @pytest.fixture
-def jobset_controller(cluster: ControlPlane) -> None:
-    """JobSet's real controller, for all namespaces."""
-    if not find_jobset(Path(os.environ.get("KUBEBUILDER_ASSETS", BUILT))):
-        way_out = "run the tests with `dev/ci/with-cluster COMMAND`, which builds it"
-        missing("cluster", f"JobSet's controller is not built: {way_out}")
+def controllers(cluster: ControlPlane) -> None:
+    """The real controllers of JobSet and Trainer, for all namespaces."""
+    if not find_controllers(Path(os.environ.get("KUBEBUILDER_ASSETS", BUILT))):
+        way_out = "run the tests with `dev/ci/with-cluster COMMAND`, which builds them"
+        missing("cluster", f"The controllers of JobSet and Trainer are not built: {way_out}")

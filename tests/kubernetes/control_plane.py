@@ -19,13 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kubernetes.api import Api
 from tests.kubernetes.certificates import Authority, write_key_pair
 from tests.kubernetes.jobset import controller as jobset
+from tests.kubernetes.trainer import controller as trainer
 from tests.kubernetes.waiting import until_it_answers
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -37,7 +38,7 @@ CONTROLLERS = (
     "root-ca-certificate-publisher-controller", "resourcequota-controller", "endpoints-controller",
     "endpointslice-controller", "ttl-after-finished-controller", "pod-garbage-collector-controller",
 )  # fmt: skip
-#: The definitions of JobSet 0.12, without descriptions.
+#: The definitions of JobSet 0.12 and Trainer 2.2.1, without descriptions.
 CRDS = Path(__file__).parent / "crds"
 #: Seconds until all answers, on a busy machine.
 PATIENCE = 120
@@ -77,10 +78,13 @@ def find_programs() -> Path | str:
     )
 
 
-def find_jobset(programs: Path) -> Path | None:
-    """Return the controller of JobSet, if there is one: control planes that others have built come without it."""
-    found = [folder / "jobset" for folder in (programs, BUILT) if (folder / "jobset").exists()]
-    return found[0] if found else None
+def find_controllers(programs: Path) -> Sequence[Path]:
+    """Return the controllers of JobSet and Trainer, if they are built: control planes of others come without them."""
+    names = ("jobset", trainer.NAME)
+    for folder in (programs, BUILT):
+        if all((folder / name).exists() for name in names):
+            return [folder / name for name in names]
+    return []
 
 
 @contextlib.contextmanager
@@ -154,7 +158,7 @@ class Processes:
         self.programs = programs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, program: str | Path, **options: object) -> None:
+    def start(self, program: str | Path, environ: Mapping[str, str] | None = None, **options: object) -> None:
         """Start a program, with its log in the folder."""
         file = self.programs / program
         program = file.name
@@ -162,7 +166,7 @@ class Processes:
         with (self.folder / f"{program}.log").open("w") as output:
             self._processes[program] = subprocess.Popen(
                 [file, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env={"GOGC": "400", **os.environ}, preexec_fn=_end_with_parent,
+                env={"GOGC": "400", **os.environ, **(environ or {})}, preexec_fn=_end_with_parent,
             )  # fmt: skip
 
     def check(self) -> None:
@@ -196,7 +200,7 @@ def _start_programs(processes: Processes, data: Path) -> str:
     server = authority.sign("server", "kube-apiserver")
     admin = authority.sign("admin", "admin", "system:masters")
     write_key_pair(folder / "tokens.key", folder / "tokens.pub")
-    ports = _free_ports(5)
+    ports = _free_ports(6)
     etcd, peer, url = f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", f"https://127.0.0.1:{ports[2]}"
     processes.start(
         "etcd",
@@ -247,22 +251,29 @@ def _start_programs(processes: Processes, data: Path) -> str:
         concurrent_gc_syncs=4,
         profiling=False,
     )
-    program = find_jobset(processes.programs)
-    if program:
-        jobset.start(processes, api, program, ports[4])
+    controllers = [*zip((jobset, trainer), find_controllers(processes.programs), strict=False)]
+    for (module, program), port in zip(controllers, ports[4:], strict=False):
+        module.start(processes, api, program, port)
     # The controllers run once the namespace `default` has its service account.
     _wait(processes, api, "/api/v1/namespaces/default/serviceaccounts/default")
-    if program:
-        jobset.wait(processes, api, PATIENCE)
+    for module, _ in controllers:
+        module.wait(processes, api, PATIENCE)
     return url
 
 
 def _install(processes: Processes, api: Api) -> None:
-    """Add the kinds of JobSet."""
+    """Add the kinds of JobSet and Trainer."""
     for file in sorted(CRDS.iterdir()):
         definition = api.create(json.loads(file.read_text()))
         spec = definition["spec"]
-        _wait(processes, api, f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}")
+        version, plural = f"/apis/{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["plural"]
+        _wait(processes, api, f"{version}/{plural}")
+
+        def discover(version: str = version, plural: str = plural) -> None:
+            assert plural in [each["name"] for each in api.get(version)["resources"]]
+
+        # Trainer's controller ends if it does not find its kinds.
+        until_it_answers(discover, processes.check, version, PATIENCE)
 
 
 def _wait(processes: Processes, api: Api, path: str) -> None:

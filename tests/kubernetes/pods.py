@@ -27,7 +27,8 @@ from tests.kubernetes.volumes import mounts
 if TYPE_CHECKING:
     from tests.kubernetes.kubelet import Kubelet
 
-#: Seconds between looks at what keeps a pod from starting, and before a container is started again.
+#: Seconds before a container is started again. The kubelet waits 10 s from the second time on.
+RESTART = 5
 
 
 class _StoppedError(Exception):
@@ -46,11 +47,15 @@ class Container:
         self.name = str(manifest["name"])
         self.log = Log()
         self.state: Object = {"waiting": {"reason": "ContainerCreating"}}
+        self.last_state: Object = {}
+        self.restarts = 0
         self.process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
 
     def start(self, specification: Object, folder: Path, on_end: Callable[[Container], None]) -> None:
         """Start it; the function is called once it has ended, and its log with it."""
+        if self.restarts:
+            self.log = Log()
         file, error = folder / f"{self.name}.json", folder / f"{self.name}.error"
         file.write_text(json.dumps({**specification, "error": str(error)}))
         self.process = subprocess.Popen(
@@ -79,6 +84,12 @@ class Container:
         log.end()
         on_end(self)
 
+    def back_off(self) -> None:
+        """Take note that it is started again."""
+        self.last_state = self.state
+        self.state = {"waiting": {"reason": "CrashLoopBackOff"}}
+        self.restarts += 1
+
     def end(self) -> None:
         """End its processes at once, and wait until nothing of them is left."""
         if self.process:
@@ -96,7 +107,7 @@ class Container:
         ready = "running" in self.state
         return {
             "name": self.name, "image": self.manifest["image"], "imageID": "", "ready": ready, "started": ready,
-            "restartCount": 0, "state": self.state, "lastState": {},
+            "restartCount": self.restarts, "state": self.state, "lastState": self.last_state,
         }  # fmt: skip
 
 
@@ -151,7 +162,12 @@ class Pod:
         try:
             self._bind()
             self._start()
-            while not all(each.exit_code is not None for each in self.containers.values()):
+            while True:
+                for container in self.containers.values():
+                    if container.exit_code and self.manifest["spec"]["restartPolicy"] == "OnFailure":
+                        self._start_again(container)
+                if all(each.exit_code is not None for each in self.containers.values()):
+                    break
                 self._sleep()
         except _StoppedError:
             self._terminate()
@@ -168,9 +184,19 @@ class Pod:
     def _path(self) -> str:
         return self.kubelet.namespace.path("pods", self.name)
 
-    def _sleep(self) -> None:
+    def _start_again(self, container: Container) -> None:
+        container.back_off()
+        self._report()
+        at = time.monotonic() + RESTART
+        while (left := at - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._sleep(left)
+        self._start_container(container)
+        self._report()
+
+    def _sleep(self, seconds: float | None = None) -> None:
         """Wait for a change; raise if the pod is to end."""
-        self._wake.get()
+        self._wake.get(timeout=seconds)
         if self._gone:
             raise _GoneError
         if self._stop_at is not None:

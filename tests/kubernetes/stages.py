@@ -22,7 +22,11 @@ NODE = (
     "fact-identity-zhzbb(0).root(0).for-loop-2(0).iteration-iterations(0:0)(0).iteration-item(0).train(0).executor({})"
 )
 #: Where the objects of an engine are.
-COLLECTIONS = {"job": "batch/v1/jobs", "jobset": "jobset.x-k8s.io/v1alpha2/jobsets"}
+COLLECTIONS = {
+    "job": "batch/v1/jobs",
+    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
+    "trainjob": "trainer.kubeflow.org/v1alpha1/trainjobs",
+}
 RUN = "8f2f3b1e-51e7-4b62-ae0c-601f7270d2b4"
 
 

@@ -49,10 +49,10 @@ class Cluster:
         return replicas(self.namespace)
 
 
-@pytest.fixture(params=["job", "jobset"])
+@pytest.fixture(params=list(COLLECTIONS))
 def cluster_with(request: pytest.FixtureRequest, namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> Cluster:
-    if request.param == "jobset":
-        request.getfixturevalue("jobset_controller")
+    if request.param != "job":
+        request.getfixturevalue("controllers")
     give_rights(namespace, request.param, ACCOUNT)
     return Cluster(request.param, namespace, kubelet, tmp_path)
 
@@ -63,11 +63,11 @@ def test_a_stage_does_the_same_on_a_cluster_as_here(name: str, cluster_with: Clu
     stage = cluster_with.stage(row.app(cluster_with.folder), **row.options_with(engine))
     attempt = stage.start()
     code = attempt.ended()
-    found = re.search(r"torchx-kfp: created (Job|JobSet) (\S+)/(\S+)\n", attempt.log)
+    found = re.search(r"torchx-kfp: created (Job|JobSet|TrainJob) (\S+)/(\S+)\n", attempt.log)
     assert found, attempt.log
     name = found[3]
     assert found[2] == cluster_with.namespace.name
-    server = f"{name}-0" if engine == "job" else f"{name}-trainer-0-0"
+    server = {"job": f"{name}-0", "jobset": f"{name}-trainer-0-0", "trainjob": f"{name}-node-0-0"}[engine]
     row.check(code, attempt.log, attempt.outputs, rank0=f"{server}.{name}", server=server)
     if row.records is not None:
         assert FsspecResultTracker(str(stage.base))[attempt.run_id] == row.records
@@ -85,10 +85,15 @@ def test_an_object_and_its_service_belong_to_the_run(cluster_with: Cluster) -> N
     assert attempt.ended() == 0, attempt.log
     assert re.fullmatch(f"{RUN}/train/{attempt.name}_[0-9a-f]{{8}}", attempt.run_id)
     (made,) = cluster_with.objects
-    assert made["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60, "it is kept for a while"
+    ttl = None if cluster_with.engine == "trainjob" else 24 * 60 * 60
+    assert made["spec"].get("ttlSecondsAfterFinished") == ttl, "it is kept for a while, or as long as its Workflow"
     (owner,) = made["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("Workflow", stage.workflow)
     (service,) = cluster_with.namespace.list("services")
-    of_engine = made["metadata"]["uid"] if cluster_with.engine != "job" else owner["uid"]
-    assert [one["uid"] for one in service["metadata"]["ownerReferences"]] == [of_engine]
+    of_engine = {"job": owner, "jobset": made["metadata"]}.get(cluster_with.engine)
+    if of_engine is None:
+        (jobset,) = cluster_with.namespace.list(COLLECTIONS["jobset"])
+        assert [one["uid"] for one in jobset["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]
+        of_engine = jobset["metadata"]
+    assert [one["uid"] for one in service["metadata"]["ownerReferences"]] == [of_engine["uid"]]
     assert {pod["spec"]["serviceAccountName"] for pod in cluster_with.replicas} == {ACCOUNT}

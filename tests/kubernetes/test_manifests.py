@@ -45,10 +45,10 @@ def manifests(name: str, config: Any) -> list[Any]:
     counts = [role["most"] for role in spec["roles"]]
     stage = cluster_stage.ClusterStage(spec, words, counts, executor_input)
     made = stage.manifest([])
-    return [made, *(cluster_stage.fill(one, {"name": stage.name}, {}) for _, _, one in spec["companions"])]
+    return [made, *(cluster_stage.fill(one, {"name": stage.name}) for _, _, one in spec["companions"])]
 
 
-@pytest.mark.usefixtures("account", "jobset_controller")
+@pytest.mark.usefixtures("account", "controllers")
 @pytest.mark.parametrize("config", [{}, CONFIG], ids=["plain", "configured"])
 def test_the_cluster_accepts_what_the_engines_make(namespace: Namespace, config: Any) -> None:
     problems = []

@@ -28,12 +28,12 @@ while not os.path.exists(sys.argv[1]):
 """
 
 
-@pytest.fixture(params=["job", "jobset"])
+@pytest.fixture(params=["job", "jobset", "trainjob"])
 def engine(request: pytest.FixtureRequest, namespace: Namespace, kubelet: Kubelet) -> str:
     """The name of an engine that the namespace has, with the rights for it."""
     name = str(request.param)
-    if name == "jobset":
-        request.getfixturevalue("jobset_controller")
+    if name != "job":
+        request.getfixturevalue("controllers")
         grant(namespace, name)
     return name
 

@@ -67,7 +67,7 @@ def draw_life(random: Random, kinds: Sequence[str]) -> Life:
 
 
 @pytest.mark.cluster
-@pytest.mark.usefixtures("jobset_controller")
+@pytest.mark.usefixtures("controllers")
 def test_one_object_and_one_result_whatever_dies_when(
     cluster: ControlPlane, namespace: Namespace, kubelet: Kubelet, tmp_path: Path
 ) -> None:

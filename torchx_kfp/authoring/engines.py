@@ -1,4 +1,4 @@
-"""Engines that run the replicas of a distributed stage on the cluster: ``Job`` and ``JobSet``.
+"""Engines that run the replicas of a distributed stage on the cluster: ``Job``, ``JobSet`` and ``TrainJob``.
 
 A stage with several replicas or roles is more than the one pod of a KFP task. With ``engine=``, the stage's pod is a
 launcher (``torchx_kfp.contract.carried.launcher``), which creates one object of the engine, follows it, and deletes
@@ -13,8 +13,9 @@ An engine is pure data: its options, and a function from roles to manifests.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,7 +25,7 @@ from torchx_kfp.errors import AppDefError
 if TYPE_CHECKING:  # `torchx_kfp.engines` is imported without TorchX
     from torchx import specs
 
-__all__ = ["ENGINES", "Engine", "Job", "JobSet", "parse_engine"]
+__all__ = ["ENGINES", "Engine", "Job", "JobSet", "TrainJob", "parse_engine"]
 
 #: A JSON object for the launcher's ``fill``.
 Manifest = dict[str, Any]
@@ -33,6 +34,21 @@ Logs = Literal["all", "first", "none"]
 _LOGS = ("all", "first", "none")
 #: The label of an object that names its queue.
 _QUEUE = "kueue.x-k8s.io/queue-name"
+#: The job and the container of a training runtime that run the replicas, and its kinds.
+_NODE = "node"
+#: Trainer makes the JobSet by a request in YAML, whose text cannot have these characters. It takes 128 words; the
+#: launcher adds four.
+_NOT_YAML = re.compile("[\x7f-\x9f\ufffe\uffff]")
+_MOST_WORDS = 124
+_RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
+_IN_RUNTIME = "Put it into the runtime"
+#: What the patches of a TrainJob can change of a pod and its container.
+_OF_METADATA = ("labels", "annotations")
+_OF_POD = (
+    "serviceAccountName", "volumes", "imagePullSecrets", "securityContext", "nodeSelector", "affinity", "tolerations",
+    "schedulingGates",
+)  # fmt: skip
+_OF_CONTAINER = ("volumeMounts", "securityContext")
 #: The lowest ``ttl``: an object that has vanished before the launcher has seen its success would be made again. The
 #: launcher waits for the API server for 10 minutes.
 _SHORTEST_TTL = 900
@@ -52,8 +68,6 @@ class Engine(ABC):
         launcher_image: the image of the launcher. It needs python3 (3.8 or newer); with results or artifacts, also
             fsspec. The default is the first role's image.
         logs: the replicas whose output the stage's log has: ``"all"``, the ``"first"``, or ``"none"``.
-        ttl: the seconds for which the object is kept after it has succeeded, at least 900. A failed one is deleted when
-            its logs have been read.
     """
 
     NAME: ClassVar[str]
@@ -65,6 +79,8 @@ class Engine(ABC):
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = ()
     #: The condition of an object that has succeeded. A failed one has ``Failed``.
     SUCCEEDED: ClassVar[str]
+    #: Fields of the pods that are the engine's.
+    POD: ClassVar[Mapping[str, Any]] = {}
     #: The host of replica 0 of the first role, as a format.
     HOST: ClassVar[str]
     #: Whether KFP's stock service account has the rights that the launcher needs.
@@ -77,7 +93,6 @@ class Engine(ABC):
     service_account: str | None = None
     launcher_image: str | None = None
     logs: Logs = "all"
-    ttl: int = 24 * 60 * 60
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -92,8 +107,9 @@ class Engine(ABC):
                 raise self._error(f"{option.name}={value!r}. Give a name")
         if self.logs not in _LOGS:
             raise self._error(f"logs={self.logs!r}. Give {', '.join(map(repr, _LOGS))}")
-        if type(self.ttl) is not int or self.ttl < _SHORTEST_TTL:
-            raise self._error(f"ttl={self.ttl!r}. Give seconds, {_SHORTEST_TTL} or more")
+        ttl = getattr(self, "ttl", _SHORTEST_TTL)
+        if type(ttl) is not int or ttl < _SHORTEST_TTL:
+            raise self._error(f"ttl={ttl!r}. Give seconds, {_SHORTEST_TTL} or more")
 
     def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
         """Return the part of the launcher's ``LauncherSpec`` that is the engine's: the object, and how to follow it.
@@ -139,6 +155,24 @@ class Engine(ABC):
                 raise AppDefError(describe_unknown(owner, "role", name, known))
         return [known[name] for name in given or known]
 
+    def check_text(self, role: specs.Role, words: Sequence[str], values: Iterable[str]) -> None:  # noqa: B027
+        """Reject what the engine cannot pass on of a role's command line and the values of its variables.
+
+        Both have only the text that is known when the pipeline is compiled.
+
+        Raises:
+            AppDefError: there is such text.
+        """
+
+    def _only_role(self, roles: Mapping[str, specs.Role]) -> specs.Role:
+        if len(roles) > 1:
+            names = ", ".join(repr(role.name) for role in roles.values())
+            raise AppDefError(
+                f"engine={self.NAME!r} runs one role, but the AppDef has {len(roles)} ({names}). Use engine='jobset', "
+                "which runs several."
+            )
+        return next(iter(roles.values()))
+
     def _error(self, what: str) -> AppDefError:
         return AppDefError(f"{type(self).__name__} has {what}.")
 
@@ -172,7 +206,7 @@ def _metadata(labels: Mapping[str, str | None]) -> Manifest:
     return {"name": marker("name"), "labels": {**own, **given}, "annotations": {}}
 
 
-def _indexed_job(role: specs.Role, position: int, template: Manifest) -> Manifest:
+def _indexed_job(role: specs.Role, position: int) -> Manifest:
     """Return the spec of a Job whose pods are the role's replicas.
 
     A replica is replaced when it has ended: two pods at the same time would have its name.
@@ -183,13 +217,17 @@ def _indexed_job(role: specs.Role, position: int, template: Manifest) -> Manifes
         "completions": marker(f"{position}.replicas"),
         "parallelism": marker(f"{position}.replicas"),
         "backoffLimit": restarts_alone(role),
-        "template": template,
+        "template": marker(f"{position}.pod"),
     }
 
 
 @dataclass(frozen=True)
 class Job(Engine):
-    """An Indexed Job of Kubernetes. It runs one role; ``queue`` is a LocalQueue of Kueue.
+    """An Indexed Job of Kubernetes. It runs one role.
+
+    Attributes:
+        ttl: the seconds for which the Job is kept after it has succeeded, at least 900. A failed one is deleted when
+            its logs have been read.
 
     Replicas are scheduled one by one, unless Kueue admits them together. If a replica fails, the Job fails; with
     ``RetryPolicy.REPLICA``, it starts up to ``max_retries`` failed replicas again. With ``RetryPolicy.APPLICATION``,
@@ -202,6 +240,7 @@ class Job(Engine):
     SUCCEEDED: ClassVar[str] = "Complete"
     HOST: ClassVar[str] = "%(name)s-0.%(name)s"
     COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = (("", "services"),)
+    POD: ClassVar[Mapping[str, Any]] = {"subdomain": {"@": "name"}}
     STOCK_RIGHTS: ClassVar[bool] = True
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "AppDef": {"roles": "rejected unless it is one: the pods of a Job are of one kind"},
@@ -210,17 +249,12 @@ class Job(Engine):
         },
     }
 
+    ttl: int = 24 * 60 * 60
+
     def _spec(
         self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str]
     ) -> tuple[Manifest, Mapping[str, Any]]:
-        if len(roles) > 1:
-            names = ", ".join(repr(role.name) for role in roles.values())
-            raise AppDefError(
-                f"engine='job' runs one role, but the AppDef has {len(roles)} ({names}). Use engine='jobset', which "
-                "runs several."
-            )
-        (role,), (pod,) = roles.values(), pods
-        template = {**pod, "spec": {**pod["spec"], "subdomain": marker("name")}}
+        role = self._only_role(roles)
         service = {
             "apiVersion": "v1",
             "kind": "Service",
@@ -231,15 +265,16 @@ class Job(Engine):
                 "selector": {STAGE_LABEL: marker("name")},
             },
         }
-        spec = {**_indexed_job(role, 0, template), "ttlSecondsAfterFinished": self.ttl}
+        spec = {**_indexed_job(role, 0), "ttlSecondsAfterFinished": self.ttl}
         return spec, {"companions": [("api/v1", "services", service)]}
 
 
 @dataclass(frozen=True)
 class JobSet(Engine):
-    """A JobSet, with one Indexed Job for each role. ``queue`` is a LocalQueue of Kueue.
+    """A JobSet, with one Indexed Job for each role.
 
     Attributes:
+        ttl: the seconds for which the JobSet is kept after it has succeeded, as for ``Job``.
         succeeds_with: the roles whose success is the stage's: the others, such as a parameter server that never ends,
             are ended then. The default is all.
 
@@ -260,13 +295,14 @@ class JobSet(Engine):
         },
     }
 
+    ttl: int = 24 * 60 * 60
     succeeds_with: Sequence[str] = ()
 
     def _spec(
         self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str]
     ) -> tuple[Manifest, Mapping[str, Any]]:
         jobs = [
-            {"name": name, "replicas": 1, "template": {"spec": _indexed_job(role, position, pods[position])}}
+            {"name": name, "replicas": 1, "template": {"spec": _indexed_job(role, position)}}
             for position, (name, role) in enumerate(roles.items())
         ]
         spec: Manifest = {
@@ -279,8 +315,118 @@ class JobSet(Engine):
         return spec, {}
 
 
+@dataclass(frozen=True)
+class TrainJob(Engine):
+    """A TrainJob of Kubeflow Trainer 2.2 or newer, which runs one role under a training runtime of the platform.
+
+    Attributes:
+        runtime: the name of the runtime. Its trainer must be the job ``node`` with the container ``node``, as in
+            Trainer's own ``torch-distributed``.
+        kind: ``"ClusterTrainingRuntime"``, or ``"TrainingRuntime"`` for one of the stage's namespace.
+
+    The role's image, command, variables, resources, volumes and scheduling replace those of the runtime. Everything
+    else is the runtime's, such as the scheduler that starts all replicas together and the PriorityClass. The first
+    replica that fails ends the stage, whatever restarts the runtime has; then the stage creates another TrainJob, up
+    to ``max_retries`` times. The TrainJob is deleted with the run's Workflow.
+    """
+
+    NAME: ClassVar[str] = "trainjob"
+    NEEDS: ClassVar[str] = "Kubeflow Trainer 2.2 or newer"
+    OBJECT: ClassVar[tuple[str, str, str]] = ("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
+    SUCCEEDED: ClassVar[str] = "Complete"
+    HOST: ClassVar[str] = "%(name)s-node-0-0.%(name)s"
+    FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "AppDef": {"roles": "rejected unless it is one: a TrainJob has one trainer"},
+        "Role": {
+            "port_map": "mapped: on one machine, stages with the same port take turns. A TrainJob has no ports",
+            "max_retries": "mapped: another TrainJob",
+            "retry_policy": "rejected if it is REPLICA and there are retries: the first replica that fails ends a "
+            "TrainJob. Every other policy starts all replicas again",
+            "metadata": "mapped: `kubernetes` is applied to the pods; what a TrainJob cannot set is rejected",
+        },
+    }
+
+    runtime: str = "torch-distributed"
+    kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.runtime, str) or not self.runtime:
+            raise self._error(f"runtime={self.runtime!r}. Give the name of a runtime")
+        if self.kind not in _RUNTIMES:
+            raise self._error(f"kind={self.kind!r}. Give {' or '.join(map(repr, _RUNTIMES))}")
+        if self.priority_class:
+            raise self._error(
+                f"priority_class={self.priority_class!r}, which a TrainJob cannot set. {_IN_RUNTIME}, or use "
+                "engine=JobSet(...)"
+            )
+
+    def _spec(
+        self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str]
+    ) -> tuple[Manifest, Mapping[str, Any]]:
+        role = self._only_role(roles)
+        if restarts_alone(role):
+            raise AppDefError(
+                f"role {role.name!r} has max_retries={role.max_retries} with RetryPolicy.REPLICA, but the first "
+                "replica that fails ends a TrainJob. Use RetryPolicy.APPLICATION, or engine='jobset'."
+            )
+        if lost := list(_not_patchable(pods[0])):
+            raise AppDefError(
+                f"metadata['kubernetes'] of role {role.name!r} sets {', '.join(lost)}, which a TrainJob cannot set. "
+                f"{_IN_RUNTIME}, or use engine='jobset'."
+            )
+
+        def of_pod(path: str) -> Manifest:
+            return marker(f"0.pod.{path}")
+
+        container = {"name": _NODE, **{field: of_pod(f"spec.containers.0.{field}") for field in _OF_CONTAINER}}
+        pod = {"containers": [container], **{field: of_pod(f"spec.{field}") for field in _OF_POD}}
+        metadata = {field: of_pod(f"metadata.{field}") for field in _OF_METADATA}
+        node = {"name": _NODE, "template": {"spec": {"template": {"metadata": metadata, "spec": pod}}}}
+        spec = {
+            "runtimeRef": {"name": self.runtime, "kind": self.kind},
+            "trainer": {
+                "numNodes": marker("0.replicas"),
+                "resourcesPerNode": of_pod("spec.containers.0.resources"),
+                **{field: of_pod(f"spec.containers.0.{field}") for field in ("image", "command", "env")},
+            },
+            "runtimePatches": [
+                {
+                    "manager": "torchx-kfp/stage",
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}},
+                }
+            ],
+        }
+        return spec, {"container": _NODE, "ends": True}
+
+    def check_text(self, role: specs.Role, words: Sequence[str], values: Iterable[str]) -> None:
+        if len(words) > _MOST_WORDS:
+            raise AppDefError(
+                f"The command of role {role.name!r} has {len(words)} words, but a TrainJob takes {_MOST_WORDS}. Pass "
+                "arguments in a file, or use engine='jobset'."
+            )
+        for text in (*words, *values):
+            if found := _NOT_YAML.search(text):
+                raise AppDefError(
+                    f"args or env of role {role.name!r} has the character {found[0]!r}, which Kubeflow Trainer cannot "
+                    "pass on. Use engine='jobset'."
+                )
+
+
+def _not_patchable(pod: Manifest) -> Iterator[str]:
+    """Yield the fields of a role's pod that a TrainJob has no place for, and that the overlay has set."""
+    (container, *more), spec = pod["spec"]["containers"], pod["spec"]
+    yield from (f"metadata.{field}" for field in pod["metadata"].keys() - _OF_METADATA)
+    # The engine's own: replicas of a TrainJob end with their first failure.
+    own = {"containers", *({"restartPolicy"} if spec.get("restartPolicy") == "Never" else ())}
+    yield from (f"spec.{field}" for field in spec.keys() - {*_OF_POD, *own})
+    kept = {"name", "image", "command", "env", "resources", "ports", *_OF_CONTAINER}
+    yield from (f"spec.containers[0].{field}" for field in container.keys() - kept)
+    yield from (f"spec.containers[{number}]" for number, _ in enumerate(more, 1))
+
+
 #: The engines by name. A name stands for the engine with its default options.
-ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet)}
+ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet, TrainJob)}
 
 
 def parse_engine(engine: object) -> Engine | None:

@@ -75,8 +75,8 @@ class StageOptions:
             ``exit_code``, which ``results={"exit_code": int}`` makes an output. The stage still fails if a declared
             result or artifact is missing, or if a signal ends the stage itself.
         name: the stage's name. The default is the AppDef's name.
-        engine: the engine that runs several replicas or roles: ``"job"``, ``"jobset"``, or one of
-            ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their output, and ends with
+        engine: the engine that runs several replicas or roles: ``"job"``, ``"jobset"``, ``"trainjob"``, or one
+            of ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their output, and ends with
             them; it needs python3 (3.8 or newer) in the image of the first role. An engine also runs a single replica
             whose mounts or devices KFP has no place for.
         replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number

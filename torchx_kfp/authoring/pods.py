@@ -68,6 +68,7 @@ def pod_template(
     pod = _overlaid(pod, _overlay(role, values))
     # Not before: TorchX's nightly merges no text into a marker.
     pod["spec"].setdefault("serviceAccountName", engine.service_account or marker("service_account"))
+    pod["spec"] |= engine.POD
     return pod
 
 

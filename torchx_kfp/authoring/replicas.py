@@ -93,13 +93,16 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
     code = [protocol.CODE_URL] if any(application.starter for application in applications) else []
     of_launcher = dict.fromkeys([*protocol.VARIABLES, *code, *shared])
     words = _Words()
-    described, pods = [], []
+    described = []
     for position, ((name, role), application) in enumerate(zip(roles.items(), applications, strict=True)):
         count, own = counts.get(role.name), inherited if position == 0 else {}
         env = of_launcher | {
             variable: None if variable in own else words.place(parts) for variable, parts in application.env.items()
         }
         command = [*application.starter, *application.words]
+        texts = [_constant(parts) for parts in (*command, *application.env.values())]
+        engine.check_text(role, texts[: len(command)], texts[len(command) :])
+        filled_in = None if is_constant(application.image) else words.place(application.image)
         described.append(
             RoleSpec(
                 name=name,
@@ -110,18 +113,16 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
                 restarts=restarts_alone(role) or None,
                 command=[words.place(parts) for parts in command],
                 count=None if count is None else words.place(count)[0],
-                image=None if is_constant(application.image) else words.place(application.image),
-            )
-        )
-        pods.append(
-            pod_template(
-                engine,
-                role,
-                name,
-                position,
-                macro_values(app, "0" if role.num_replicas == 1 else parameter_text(REPLICA)),
-                image=marker(f"{position}.image") if described[-1].image else role.image,
-                env=_variables(options, application),
+                image=filled_in,
+                pod=pod_template(
+                    engine,
+                    role,
+                    name,
+                    position,
+                    macro_values(app, "0" if role.num_replicas == 1 else parameter_text(REPLICA)),
+                    image=marker(f"{position}.image") if filled_in else role.image,
+                    env=_variables(options, application),
+                ),
             )
         )
     # A publisher may have to read files on volumes. Without one, they would only bind the launcher's pod to a node.
@@ -137,7 +138,7 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
         claims=[path for _, path in volumes],
         roles=described,
         failure=LAUNCHER_FAILED if options.may_fail else None,
-        **engine.workload(roles, pods),
+        **engine.workload(roles, [one.pod for one in described]),
     )
     program = launcher_words(carried_program("launcher", inline=options.inline), specification)
     for word in program:
@@ -158,6 +159,11 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
         # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
         task_config=("ENV", *(["KUBERNETES_VOLUMES"] if options.publishing else [])),
     )
+
+
+def _constant(parts: Text) -> str:
+    """Return the text that is known when the pipeline is compiled."""
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def _check_roles(app: specs.AppDef) -> None:

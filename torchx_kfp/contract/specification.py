@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -42,11 +42,12 @@ class RoleSpec:
     """A role for the launcher.
 
     The stage has ``most`` replicas of it, or the number in the word ``count``, which must be at least ``fewest``. A
-    variable without text is as the launcher has it, if it does. The engine's object has the image, unless ``image``
-    has it.
+    variable without text is as the launcher has it, if it does. ``pod`` is the template of its pods; it has the image,
+    unless ``image`` has it.
     """
 
     name: str
+    pod: dict[str, Any]
     most: int = 1
     fewest: int | None = None
     env: Sequence[tuple[str, WordNumbers | None]] = ()
@@ -64,6 +65,8 @@ class LauncherSpec:
     ``api`` and ``plural`` name the collection of ``object``; ``companions`` are objects that it owns, as (api, plural,
     manifest). ``succeeded`` is the condition of an object that has succeeded. ``host`` is the name of replica 0 of the
     first role, as a format for ``%``. ``retries`` is how often the launcher makes another object after a failed one.
+    ``container`` is the name of the replicas' containers, if it is not that of their role. If the controller starts a
+    failed container again, ``ends`` says that the stage ends with the first failure instead.
     ``success`` names the roles whose success is the stage's. ``config`` names the input with the settings of the task,
     and ``claims`` the paths of volumes that the launcher has because of the AppDef. ``failure`` is the exit code of a
     launcher that has failed itself, unlike the application.
@@ -81,6 +84,8 @@ class LauncherSpec:
     config: str
     logs: str = "all"
     retries: int = 0
+    container: str | None = None
+    ends: bool | None = None
     claims: Sequence[str] = ()
     success: Sequence[str] = ()
     roles: Sequence[RoleSpec] = ()
@@ -102,7 +107,6 @@ class LauncherSpec:
 
     def replica_roles(self, words: Sequence[str]) -> list[ReplicaRole]:
         """Return the roles; ``words`` are the launcher's."""
-        pods = {pod["containers"][0]["name"]: pod for pod in _pods(self.object)}
 
         def text(parts: WordNumbers) -> str:
             return "".join(REPLICA if part is None else words[part] for part in parts)
@@ -110,8 +114,8 @@ class LauncherSpec:
         return [
             ReplicaRole(
                 role.name,
-                pods[role.name]["containers"][0]["image"] if role.image is None else text(role.image),
-                pods[role.name],
+                role.pod["spec"]["containers"][0]["image"] if role.image is None else text(role.image),
+                role.pod["spec"],
                 "" if role.count is None else words[role.count],
                 role.fewest or 1,
                 role.most,
@@ -128,7 +132,7 @@ class LauncherSpec:
         is_set = {
             "logs": self.logs != "all",
             "queue": _QUEUE in metadata.get("labels", {}),
-            "ttl": spec["ttlSecondsAfterFinished"] != _TTL,
+            "ttl": spec.get("ttlSecondsAfterFinished", _TTL) != _TTL,
         }
         return [option for option, there in is_set.items() if there]
 
@@ -162,15 +166,3 @@ class ReplicaRole:
         """The paths of its mounts, but for the shared memory that each pod gets."""
         mounts = self.pod["containers"][0].get("volumeMounts") or ()
         return [mount["mountPath"] for mount in mounts if mount["mountPath"] != "/dev/shm"]
-
-
-def _pods(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the specs of pods in a manifest."""
-    if isinstance(node, Mapping):
-        if "containers" in node:
-            yield node
-            return
-        node = list(node.values())
-    if isinstance(node, list):
-        for item in node:
-            yield from _pods(item)

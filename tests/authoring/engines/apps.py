@@ -52,15 +52,7 @@ class Distributed:
 
     def pods(self) -> list[dict[str, Any]]:
         """Return the template of each role's pods."""
-        return templates(self.manifest)
-
-
-def templates(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the template of each role's pods."""
-    spec = manifest["spec"]
-    if "replicatedJobs" in spec:
-        return [job["template"]["spec"]["template"] for job in spec["replicatedJobs"]]
-    return [spec["template"]]
+        return [one["pod"] for one in self.spec["roles"]]
 
 
 def distributed(make: Callable[..., AppDef] | AppDef, engine: Any = "job", **options: Any) -> Distributed:
@@ -152,29 +144,35 @@ class Case:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: The options that all engines have.
+#: The options that all engines take, and those of a Job and a JobSet.
 OPTIONS: Mapping[str, Any] = {
     "queue": "gpus",
-    "priority_class": "high",
     "service_account": "trainer",
     "launcher_image": "python:3.12-slim",
     "logs": "first",
-    "ttl": 3600,
 }
+OF_JOBS: Mapping[str, Any] = {**OPTIONS, "priority_class": "high", "ttl": 3600}
 
 CASES: Mapping[str, Case] = {
     "one-role": Case(lambda *_: app(role(args=["train.py"]))),
     "one-replica": Case(lambda *_: app(role(num_replicas=1))),
     "ddp": Case(_ddp),
     "every-field": Case(_every_field),
-    "options": Case(lambda *_: app(role()), engine=OPTIONS),
+    "options": Case(lambda *_: app(role()), engines=("job", "jobset"), engine=OF_JOBS),
+    "runtime": Case(
+        lambda *_: app(role()),
+        engines=("trainjob",),
+        engine={**OPTIONS, "runtime": "torch-of-the-team", "kind": "TrainingRuntime"},
+    ),
     "long-names": Case(lambda *_: app(role("Parameter Server " * 5, num_replicas=100_000), name="1. Training " * 7)),
     "secrets": Case(
         lambda *_: app(role(env={"A": "b"})),
         options={"secrets": {"s3": {"id": "AWS_ACCESS_KEY_ID", "key": "AWS_SECRET_ACCESS_KEY"}, "hub": {"t": "TOKEN"}}},
     ),
     "channels": Case(_channels, options={"replicas": lambda n: n}),
-    "replica-retries": Case(lambda *_: app(role(max_retries=3, retry_policy=RetryPolicy.REPLICA))),
+    "replica-retries": Case(
+        lambda *_: app(role(max_retries=3, retry_policy=RetryPolicy.REPLICA)), engines=("job", "jobset")
+    ),
     "several-roles": Case(_several, engines=("jobset",), options={"replicas": lambda n: {"Trainer": n}}),
     "a-server-that-never-ends": Case(
         lambda *_: app(role("Trainer"), role("server", num_replicas=1)),

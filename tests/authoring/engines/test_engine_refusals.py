@@ -19,7 +19,7 @@ from torchx_kfp.errors import AppDefError
 
 pytestmark = pytest.mark.versions
 
-Job, JobSet = engines.Job, engines.JobSet
+Job, JobSet, TrainJob = engines.Job, engines.JobSet, engines.TrainJob
 
 
 def engine(value: Any, *roles: Role, **options: Any) -> Callable[[], object]:
@@ -60,7 +60,7 @@ A, B = role("A", max_retries=1), role("B")
 B_ALONE = role("B", max_retries=1, retry_policy=RetryPolicy.REPLICA)
 HINTS = "'A': 1", "'B': 0", "JobSet", "max_retries and retry_policy"
 ENGINES: list[Row] = [
-    (engine("jobsets"), "'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset'", "Job(queue='gpus')"),
+    (engine("jobsets"), "'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset', 'trainjob'", "Job(queue='gpus')"),
     (engine("Job"), "engine is 'Job'", "Did you mean 'job'?"),
     (engine(""), "engine is ''"),
     (engine(True), "engine is True"),
@@ -87,6 +87,27 @@ ENGINES: list[Row] = [
     (engine("jobset", A, B), *HINTS),
     (engine("jobset", A, B_ALONE), *HINTS),
     (engine("job", *TWO), "engine='job'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
+    (engine("trainjob", *TWO), "engine='trainjob'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
+    (lambda: TrainJob(runtime=""), "TrainJob", "runtime=''", "name of a runtime"),
+    (lambda: TrainJob(kind="Runtime"), "TrainJob", "kind='Runtime'", "'ClusterTrainingRuntime' or 'TrainingRuntime'"),
+    (lambda: TrainJob(priority_class="high"), "priority_class='high'", "runtime", "JobSet"),
+    (engine("trainjob", B_ALONE), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
+    (engine("trainjob", role(args=["x"] * 124)), "'trainer'", "125 words", "124", "'jobset'"),
+    (engine("trainjob", role(args=["a\x7f"])), "'trainer'", "'\\x7f'", "'jobset'"),
+    (engine("trainjob", role(env={"A": "\x85"})), "'trainer'", "'\\x85'", "'jobset'"),
+    *(
+        (engine("trainjob", role(metadata={"kubernetes": overlay})), "'trainer'", text, "runtime", "'jobset'")
+        for overlay, text in [
+            ({"metadata": {"name": "x"}}, "metadata.name"),
+            ({"spec": {"hostNetwork": True}}, "spec.hostNetwork"),
+            ({"spec": {"restartPolicy": "OnFailure"}}, "spec.restartPolicy"),
+            ({"spec": {"containers": [{"name": "other"}]}}, "spec.containers[1]"),
+            (
+                {"spec": {"containers": ({"name": "trainer", "imagePullPolicy": "Always"},)}},
+                "containers[0].imagePullPolicy",
+            ),
+        ]
+    ),
     (lambda: component_from_function(configured, engine="job"), "the parameter 'task_config'", "itself", "Rename"),
     *(
         (engine("job", role(metadata={"kubernetes": overlay})), "metadata['kubernetes']", "'trainer'", text)

@@ -69,7 +69,7 @@ def test_the_specification_arrives_as_it_was_written(texts: dict[str, str]) -> N
     engine = engines.Job()
     arrived = launched(made, engine).spec
     assert arrived == distributed(made, engine).spec
-    template = arrived["object"]["spec"]["template"]
+    template = arrived["roles"][0]["pod"]
     arrives = {key: expanded(text, 0) for key, text in annotations.items()}
     assert template["metadata"]["annotations"].items() >= arrives.items()
 
@@ -112,6 +112,7 @@ def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: s
     names = {
         "job": [f"{made.name}-{INDEX}-abcde"],
         "jobset": [f"{made.name}-{role_name}-0-{INDEX}-abcde"],
+        "trainjob": [f"{made.name}-node-0-{INDEX}-abcde"],
     }[engine]
     host, _, domain = (found.spec["host"] % {"name": made.name}).partition(".")
     for label in (made.name, role_name, host, domain, *names):

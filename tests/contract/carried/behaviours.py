@@ -8,6 +8,7 @@
 import dataclasses
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -135,7 +136,9 @@ while True:
 """
 WORDS = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['WORDS'], os.environ['ME']]))"
 NAMES = "import os; print(sorted(name for name in os.environ if name.startswith('TORCHX_')))"
-ENV = {"WORDS": "\n".join([*HOSTILE, *PLAIN]), "ME": "I am ${replica_id}, $(HOME)"}
+TEXTS = [*HOSTILE, *PLAIN]
+#: The words that Kubeflow Trainer can pass on: without characters that YAML does not have.
+OF_YAML = [re.sub("[\x7f-\x9f\ufffe\uffff]", "", text) for text in TEXTS]
 LOSS = {"results": {"loss": float}}
 
 
@@ -155,8 +158,18 @@ def _served(folder: Path) -> AppDef:
     return AppDef("train", roles=[trainer, Role("server", image="any", entrypoint="python", args=serves)])
 
 
-def _words(index: int) -> str:
-    return json.dumps([[*HOSTILE, *PLAIN, f"x{index}y$$(HOME)"], ENV["WORDS"], f"I am {index}, $(HOME)"])
+def _every(words: Sequence[str], **engine: Any) -> "Behaviour":
+    """Return the behaviour that each of the words arrives as an argument, and all in a variable."""
+    env = {"WORDS": "\n".join(words), "ME": "I am ${replica_id}, $(HOME)"}
+
+    def arrives(index: int) -> str:
+        return json.dumps([[*words, f"x{index}y$$(HOME)"], env["WORDS"], f"I am {index}, $(HOME)"])
+
+    return Behaviour(
+        lambda _: python(WORDS, arguments=[*words, "x${replica_id}y$$(HOME)"], env=env),
+        lines={f"trainer/{index} | {arrives(index)}": 1 for index in range(2)},
+        engines=engine,
+    )
 
 
 @dataclass(frozen=True)
@@ -181,7 +194,7 @@ class Behaviour:
     outputs: Mapping[str, str] = field(default_factory=dict)
     records: Mapping[str, Any] | None = None
     ending: str = ""
-    engines: Mapping[str, Any] = field(default_factory=lambda: {"job": {}, "jobset": {}})
+    engines: Mapping[str, Any] = field(default_factory=lambda: {"job": {}, "jobset": {}, "trainjob": {}})
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def options_with(self, engine: str) -> dict[str, Any]:
@@ -202,6 +215,8 @@ class Behaviour:
 
 
 ONE: Mapping[str, Any] = {"job": {}}
+#: With a runtime that knows nothing of torch.
+TWO: Mapping[str, Any] = {**ONE, "trainjob": {"runtime": "plain"}}
 BEHAVIOURS: Mapping[str, Behaviour] = {
     "replicas know their rank, and publish results": Behaviour(
         lambda _: python(TRAIN),
@@ -220,10 +235,8 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
         lines={"trainer/1 | about to fail": 1, "  trainer/1 | about to fail": 1},
         options=LOSS,
     ),
-    "every word arrives byte for byte": Behaviour(
-        lambda _: python(WORDS, arguments=[*HOSTILE, *PLAIN, "x${replica_id}y$$(HOME)"], env=ENV),
-        lines={f"trainer/{index} | {_words(index)}": 1 for index in range(2)},
-    ),
+    "every word arrives byte for byte": _every(TEXTS, job={}, jobset={}),
+    "every word of a TrainJob arrives byte for byte": _every(OF_YAML, trainjob={}),
     "a stage that is not tracked has no variables of a run": Behaviour(
         lambda _: python(NAMES),
         lines={"trainer/1 | ['TORCHX_NUM_REPLICAS', 'TORCHX_RANK0_HOST', 'TORCHX_REPLICA_ID']": 1},
@@ -233,14 +246,14 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
     "the number of replicas is known when it runs": Behaviour(
         lambda _: python("import os; print('n =', os.environ['TORCHX_NUM_REPLICAS'])", replicas=4),
         lines={"trainer/0 | n = 3": 1, "trainer/1 | n = 3": 1, "trainer/2 | n = 3": 1, "trainer/3 | n = 3": 0},
-        engines=ONE,
+        engines=TWO,
         options={"replicas": 3},
     ),
     "a program that does not exist": Behaviour(
         lambda _: AppDef("train", [Role("trainer", image="any", entrypoint="no-such-program", num_replicas=2)]),
         # Of the shell of replica 0, or of the container of replica 1.
         code=[127, 128],
-        engines=ONE,
+        engines=TWO,
     ),
     "a role that never ends goes with those that decide": Behaviour(
         _served,
@@ -252,7 +265,7 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
     "all replicas start again": Behaviour(
         lambda folder: python(TRIES.format(seconds=[1000, 2]), arguments=[str(folder)], max_retries=1),
         lines={"trainer/0 | tries": 2, "trainer/1 | tries": 2},
-        engines={"jobset": {}},
+        engines={"jobset": {}, "trainjob": {}},
     ),
     "replicas that fail are started again": Behaviour(
         lambda folder: python(

@@ -18,21 +18,21 @@ from torchx_kfp.contract.carried import replica_roles
 # fill
 
 
-def test_roles_do_not_share_values() -> None:
-    """Settings of the task are added to each pod, also if two have the same list."""
-    pod = {"containers": [{"env": {"@": "env"}, "volumeMounts": []}], "volumes": []}
-    config = {"env": [{"name": "EXTRA", "value": "1"}]}
-    values: dict[str, Any] = {"env": [{"name": "A", "value": "b"}]}
-    for filled in replica_roles.fill([pod, pod], values, config):
-        assert [one["name"] for one in filled["containers"][0]["env"]] == ["A", "EXTRA"]
-    assert len(values["env"]) == 1
+def test_places_do_not_share_values() -> None:
+    values: dict[str, Any] = {"0": {"pod": {"containers": [{"env": ["a"]}]}}}
+    one, other = replica_roles.fill([{"env": {"@": "0.pod.containers.0.env"}}] * 2, values)
+    one["env"].append("b")
+    assert other == {"env": ["a"]}
+    assert values["0"]["pod"]["containers"] == [{"env": ["a"]}]
 
 
-@pytest.mark.parametrize("value", ["x", ""])
-def test_only_a_pod_has_containers(value: object) -> None:
-    """Labels and annotations can have any name."""
-    node = {"metadata": {"annotations": {"containers": value}}}
-    assert replica_roles.fill(node, {}, {"nodeSelector": {"pool": "gpu"}}) == node
+@pytest.mark.parametrize("path", ["pod.affinity", "pod.affinity.nodeAffinity"])
+def test_a_part_that_is_not_there(path: str) -> None:
+    assert replica_roles.fill({"x": {"@": path}}, {"pod": {}}) == {"x": None}
+
+
+def test_items_of_a_list_take_the_place_of_its_marker() -> None:
+    assert replica_roles.fill([{"@": "words"}, "c", ["d"]], {"words": ["a", "b"]}) == ["a", "b", "c", ["d"]]
 
 
 # configure
@@ -51,7 +51,8 @@ def pod(**fields: Any) -> dict[str, Any]:
 
 def configured(config: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     before = copy.deepcopy(config)
-    made = replica_roles.configure(pod(**fields), config)
+    made = pod(**fields)
+    replica_roles.configure(made, config)
     assert config == before
     return made
 

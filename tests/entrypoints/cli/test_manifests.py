@@ -12,7 +12,17 @@ pytestmark = pytest.mark.lowest
 
 STOCK = Path(__file__).resolve().parents[2] / "kubernetes" / "pipeline-runner-role.yaml"
 #: The engines, and what KFP's own service account lacks for each.
-LACKING = {"job": [], "jobset": [("jobset.x-k8s.io", "jobsets")]}
+LACKING = {
+    "job": [],
+    "jobset": [("jobset.x-k8s.io", "jobsets")],
+    "trainjob": [("trainer.kubeflow.org", "trainjobs")],
+}
+#: Of ``manifests/overlays/kubeflow-platform/kubeflow-trainer-roles.yaml`` in Trainer 2.2.1: the ClusterRole that
+#: ``default-editor`` has in its namespace, as a part of ``kubeflow-edit``.
+TRAINER_EDIT = {
+    *itertools.product(["trainer.kubeflow.org"], ["trainjobs"], ["create", "patch", "get", "list", "watch", "delete"]),
+    *itertools.product([""], ["pods", "pods/log", "events"], ["get", "list", "watch"]),
+}
 
 
 def rights(text: str) -> set[tuple[str, str, str]]:
@@ -30,3 +40,7 @@ def test_what_kfps_own_service_account_may(call: Call, engine: str) -> None:
     lacking = {right[:2] for right in rights(text) if not {right, (*right[:2], "*")} & stock}
     assert lacking == {*LACKING[engine]}
     assert text.startswith("# KFP's own service account, pipeline-runner, has all") == (not lacking)
+
+
+def test_what_accounts_of_kubeflows_namespaces_may(call: Call) -> None:
+    assert rights(call("rbac", "--engine", "trainjob").stdout) <= TRAINER_EDIT

@@ -44,6 +44,7 @@ _SMALL: Object = {
         ]
     },
 }
+_OF_JOBSET = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
 
 
 def start(processes: Processes, api: Api, program: Path, port: int) -> None:
@@ -69,7 +70,14 @@ def start(processes: Processes, api: Api, program: Path, port: int) -> None:
                 "kind": kind,
                 "metadata": {"name": f"jobset-{kind.lower()}"},
                 "webhooks": [
-                    _webhook(f"https://127.0.0.1:{port}{path}", resource, operations, folder / "ca.crt")
+                    webhook(
+                        f"{operations[-1].lower()}.{resource}.jobset.tests",
+                        f"https://127.0.0.1:{port}{path}",
+                        ("jobset.x-k8s.io", "v1alpha2", resource) if resource == "jobsets" else ("", "v1", resource),
+                        operations,
+                        folder / "ca.crt",
+                        **({"objectSelector": _OF_JOBSET} if resource == "pods" else {}),
+                    )
                     for path, (resource, operations) in hooks.items()
                 ],
             }
@@ -81,17 +89,19 @@ def wait(processes: Processes, api: Api, seconds: float) -> None:
     until_it_answers(lambda: api.create(_SMALL, dryRun="All"), processes.check, "JobSet's webhook", seconds)
 
 
-def _webhook(url: str, resource: str, operations: list[str], authority: Path) -> Object:
-    group, version = ("jobset.x-k8s.io", "v1alpha2") if resource == "jobsets" else ("", "v1")
+def webhook(
+    name: str, url: str, kind: tuple[str, str, str], operations: list[str], authority: Path, **more: Object
+) -> Object:
+    """Return a webhook of a controller: ``kind`` has the API group, version and resource."""
+    group, version, resource = kind
     rule = {"apiGroups": [group], "apiVersions": [version], "operations": operations, "resources": [resource]}
     certificate = base64.b64encode(authority.read_bytes()).decode()
-    of_jobset = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
     return {
-        "name": f"{operations[-1].lower()}.{resource}.jobset.tests",
+        "name": name,
         "admissionReviewVersions": ["v1"],
         "clientConfig": {"url": url, "caBundle": certificate},
         "failurePolicy": "Fail",
         "rules": [rule],
         "sideEffects": "None",
-        **({"objectSelector": of_jobset} if resource == "pods" else {}),
+        **more,
     }

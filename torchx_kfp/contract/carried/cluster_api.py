@@ -154,12 +154,12 @@ def pieces(stream: Any, ended: bool, /) -> Iterator[tuple[bytes, bytes]]:
 class Replica:
     """A pod of the stage, as far as it has been seen."""
 
-    def __init__(self, cluster: Cluster, item: Any, label: str, follows: bool, /) -> None:
+    def __init__(self, cluster: Cluster, item: Any, label: str, container: str, follows: bool, /) -> None:
         self.cluster = cluster
         self.uid, self.pod = item["metadata"]["uid"], item["metadata"]["name"]
-        #: ``<role>/<index>``. The role is also the name of its container.
+        #: ``<role>/<index>``.
         self.label = label
-        self.role = label.split("/")[0]
+        self.container = container
         #: Whether its log is read, the thread that does so, and the last lines.
         self.follows = follows
         self.reader: threading.Thread | None = None
@@ -182,7 +182,8 @@ class Replica:
         status = item.get("status") or {}
         self.node = item["spec"].get("nodeName", "")
         containers = status.get("containerStatuses") or ()
-        state: Mapping[str, Any] = next((one["state"] for one in containers if one["name"] == self.role), {})
+        own: Mapping[str, Any] = next((one for one in containers if one["name"] == self.container), {})
+        state: Mapping[str, Any] = own.get("state") or {}
         deleted = "deletionTimestamp" in item["metadata"]
         if not self.ended:
             self.deleted = deleted
@@ -196,8 +197,10 @@ class Replica:
         ):
             if one.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
                 self.waiting = one["reason"], one.get("message") or ""
-        if "terminated" in state:
-            self.end(state["terminated"]["exitCode"], state["terminated"])
+        # The runtime of a TrainJob may have started it again.
+        end = state.get("terminated") or (own.get("lastState") or {}).get("terminated")
+        if end:
+            self.end(end["exitCode"], end)
         elif status.get("phase") == "Failed":
             # It was evicted, or its node is lost: only newer causes are in a condition.
             self.lost = True
@@ -221,7 +224,7 @@ class Replica:
 
     def log(self, query: str, /) -> str:
         """Return the path of its log."""
-        return f"{self.cluster.path('api/v1', 'pods')}/{self.pod}/log?container={self.role}&{query}"
+        return f"{self.cluster.path('api/v1', 'pods')}/{self.pod}/log?container={self.container}&{query}"
 
     def read(self) -> None:
         """Copy the log, and go on where a broken connection has ended it."""

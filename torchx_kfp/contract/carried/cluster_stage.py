@@ -31,6 +31,7 @@ from torchx_kfp.contract.carried.replica_roles import (
     ENDING,
     KEPT,
     Failure,
+    configure,
     fill,
     last_lines,
     say,
@@ -166,7 +167,7 @@ class ClusterStage:
     def create(self, owners: Any, /) -> Any:
         """Create the object, after what goes with it; return it, or None if there is one."""
         for api, plural, one in self.spec["companions"]:
-            companion = fill(one, {"name": self.name}, {})
+            companion = fill(one, {"name": self.name})
             companion["metadata"]["ownerReferences"] = owners
             # With 409, there is that of an earlier attempt, which is the same.
             self.cluster.call("POST", self.cluster.path(api, plural), companion)
@@ -241,11 +242,16 @@ class ClusterStage:
                 },
             }
             env = [{"name": name, "value": value} for name, value in variables.items()]
-            values[f"{position}.command"] = command
-            values[f"{position}.env"] = [{"name": "TORCHX_REPLICA_ID", "valueFrom": index}, *env]
-            values[f"{position}.replicas"] = count
-            values[f"{position}.image"] = texts(role["image"], self.words, "") if "image" in role else ""
-        made = fill(spec["object"], values, self.config)
+            own: dict[str, Any] = {
+                "command": command,
+                "env": [{"name": "TORCHX_REPLICA_ID", "valueFrom": index}, *env],
+                "replicas": count,
+                "image": texts(role["image"], self.words, "") if "image" in role else "",
+            }
+            values[f"{position}"] = own
+            own["pod"] = fill(role["pod"], values)
+            configure(own["pod"]["spec"], self.config)
+        made = fill(spec["object"], values)
         notes = {"spec": self.digest, "run-id": os.environ.get("TORCHX_JOB_ID", ""), "launcher": self.attempt}
         made["metadata"]["annotations"].update({f"torchx-kfp/{key}": value for key, value in notes.items()})
         made["metadata"]["ownerReferences"] = list(owners)
@@ -270,7 +276,8 @@ class ClusterStage:
         while True:
             items = self.list_pods()
             self.watch(items, bool((found.get("spec") or {}).get("suspend")))
-            if state_of(self.spec, found):
+            fails = "ends" in self.spec and any(replica.code for replica in self.replicas.values())
+            if state_of(self.spec, found) or fails:
                 return found
             # A list of 1,000 pods has several megabytes. After a minute, news can wait for 3 s: trainings take days.
             time.sleep(max(0.5 + len(items) / 100, min(3, (time.monotonic() - self.began) / 20)))
@@ -304,10 +311,11 @@ class ClusterStage:
             seen.add(meta["uid"])
             if meta["uid"] not in self.replicas:
                 index = (meta.get("annotations") or {}).get(INDEX, "?")
-                label = f"{meta['labels']['torchx-kfp/role']}/{index}"
+                role = meta["labels"]["torchx-kfp/role"]
+                label, container = f"{role}/{index}", self.spec.get("container", role)
                 first = label == f"{self.spec['roles'][0]['name']}/0"
                 follows = {"all": True, "first": first, "none": False}[self.spec["logs"]]
-                self.replicas[meta["uid"]] = Replica(self.cluster, item, label, follows)
+                self.replicas[meta["uid"]] = Replica(self.cluster, item, label, container, follows)
             self.replicas[meta["uid"]].update(item)
         for uid, replica in self.replicas.items():
             if uid not in seen and not replica.ended:

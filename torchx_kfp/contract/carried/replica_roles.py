@@ -103,28 +103,29 @@ def show(label: str, line: bytes, /) -> None:
 # The manifest of the engine's object
 
 
-def fill(node: Any, values: Mapping[str, Any], config: Any, /) -> Any:
-    """Return a manifest in which the markers are replaced, and ``config`` is applied to each pod.
+def fill(node: Any, values: Mapping[str, Any], /) -> Any:
+    """Return a manifest in which the markers are replaced.
 
-    ``{"@": name}`` is a value; if the value is a list, its items take the marker's place in a list.
+    ``{"@": path}`` is a part of the values, if it is there; the items of a list take the marker's place in a list.
     """
     if isinstance(node, list):
         items: list[Any] = []
         for item in node:
-            value = fill(item, values, config)
+            value = fill(item, values)
             items += value if isinstance(value, list) and isinstance(item, dict) else [value]
         return items
     if not isinstance(node, dict):
         return node
     if "@" in node:
-        return copy.deepcopy(values[node["@"]])
-    filled = {key: fill(value, values, config) for key, value in node.items()}
-    # Not an annotation of that name.
-    return configure(filled, config) if isinstance(filled.get("containers"), list) else filled
+        found: Any = values
+        for key in node["@"].split("."):
+            found = found[0] if isinstance(found, list) else (found or {}).get(key)
+        return copy.deepcopy(found)
+    return {key: fill(value, values) for key, value in node.items()}
 
 
-def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> dict[str, Any]:
-    """Return the pod's spec with what users have set on the task, which replaces what the AppDef says of it.
+def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> None:
+    """Change the pod's spec to what users have set on the task, which replaces what the AppDef says of it.
 
     Only variables of the AppDef win over those of the task, as they do where a command sets them.
     """
@@ -137,11 +138,13 @@ def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> dict[str, An
     limits = asked.get("limits") or {}
     # The AppDef's request could be above the task's limit. Without a request, Kubernetes takes the limit.
     requests = {name: amount for name, amount in have.get("requests", {}).items() if name not in limits}
-    container["resources"] = {
+    amounts = {
         **have,
         "requests": {**requests, **(asked.get("requests") or {})},
         "limits": {**have.get("limits", {}), **limits},
     }
+    # A training runtime may have its own.
+    container["resources"] = {name: amount for name, amount in amounts.items() if amount} or None
     pod["tolerations"] = [*pod.get("tolerations", ()), *config.get("tolerations", ())]
     pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **config.get("nodeSelector", {})}
     if "affinity" in config:
@@ -154,4 +157,3 @@ def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> dict[str, An
         added = config.get(field, ())
         taken = {one[key] for one in added}
         where[field] = [*(one for one in where[field] if one[key] not in taken), *added]
-    return pod

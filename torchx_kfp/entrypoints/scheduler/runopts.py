@@ -31,7 +31,7 @@ _OPTIONS = {
     "tracker_base": "where results are stored, such as s3://bucket/results. It makes the app a tracked stage; without "
     "it, the app gets none of torchx-kfp's variables.",
     **{name: option.more or option.help for name, option in SUBMISSION.items()},
-    "engine": "what runs several replicas or roles: job (an Indexed Job) or jobset (a JobSet)",
+    "engine": "what runs several replicas or roles: job (an Indexed Job), jobset (a JobSet) or trainjob (a TrainJob)",
     "queue": "Kueue's LocalQueue that admits the replicas. It needs an engine.",
     "secrets": "variables from Kubernetes secrets, as VARIABLE:secret/key;OTHER_VARIABLE:secret/key",
 }

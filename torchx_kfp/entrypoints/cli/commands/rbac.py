@@ -13,7 +13,7 @@ _GROUP = "rbac.authorization.k8s.io"
 @click.command("rbac")
 @click.option(
     "--engine",
-    type=click.Choice(["job", "jobset"]),
+    type=click.Choice(["job", "jobset", "trainjob"]),
     required=True,
     help="The engine of the stages.",
 )
@@ -42,9 +42,9 @@ def rbac_command(engine: str, service_account: str, namespace: str) -> None:
     \b
     torchx-kfp rbac --engine jobset | kubectl apply -f -
 
-    KFP's own service account, pipeline-runner, has all rights that engine=job needs, and lacks those for jobset. In
-    multi-user Kubeflow, runs belong to a profile: its namespace has the profile's name, and the service account is
-    default-editor.
+    KFP's own service account, pipeline-runner, has all rights that engine=job needs, and lacks those for jobset and
+    trainjob. In multi-user Kubeflow, runs belong to a profile: its namespace has the profile's name, and the service
+    account is default-editor, which has the rights for job and trainjob.
 
     \b
     torchx-kfp rbac --engine jobset --service-account default-editor --namespace PROFILE | kubectl apply -f -

@@ -1,0 +1,1 @@
+"""Kubeflow Trainer's real controller: the module that it is built from, and its start."""
