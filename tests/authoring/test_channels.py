@@ -75,7 +75,7 @@ def test_an_image_is_one_channel(image: str) -> None:
     def pipeline(tag: str, level: int = 1) -> None:
         use("a", image=image.format(tag=tag, level=level))
 
-    with pytest.raises(AppDefError, match=r"KFP takes one value of the type str as an image\. Pass the whole"):
+    with pytest.raises(AppDefError, match="KFP needs the whole image as one value"):
         compile_pipeline(pipeline)
 
 

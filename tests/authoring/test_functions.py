@@ -132,7 +132,13 @@ def test_passing_a_constant_names_the_way_out() -> None:
     def pipeline(text: str) -> None:
         component_from_function(noted)(note=text)
 
-    facts = "'note' is no input", "'show'", "stays None", "a default that is not None", "(FUNCTION(note=f'{channel}'))"
+    facts = (
+        "'note' is not an input",
+        "'show'",
+        "keeps its default None",
+        "another default",
+        "(FUNCTION(note=f'{channel}'))",
+    )
     with pytest.raises(AppDefError, match=says(*facts)):
         compile_pipeline(pipeline)
 
@@ -379,7 +385,7 @@ def test_an_image_in_text() -> None:
     def tagged(tag: str = "1") -> specs.AppDef:
         return show("x", image=f"repo/app:{tag}")
 
-    with pytest.raises(AppDefError, match="The image has 'tag' inside text"):
+    with pytest.raises(AppDefError, match="The image has 'tag' inside of text"):
         component_from_function(tagged)
     spec, _ = load(compile_pipeline(lambda: component_from_function(tagged, tag="7")() and None))
     (executor,) = spec["deploymentSpec"]["executors"].values()
@@ -478,7 +484,12 @@ WRONG_CALLS: dict[type[Exception], list[Row]] = {
         ),
         (lambda: component_from_function(takes_a_path), "'path'", "'takes_a_path'", "Path'", "path="),
         (lambda: component_from_function(nothing), "'nothing'", "None"),
-        (lambda: component_from_function(utils.booth, tracked=True), "the parameter 'tracker_base'", "itself", "give"),
+        (
+            lambda: component_from_function(utils.booth, tracked=True),
+            "the parameter 'tracker_base'",
+            "already has",
+            "give",
+        ),
         *(
             (
                 lambda option=option: component_from_function(dist.ddp, script="train.py", **{option: "job"}),

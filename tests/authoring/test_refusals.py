@@ -229,7 +229,7 @@ SECRETS: list[Row] = [
     (component(secrets={"s3": {"a": "SET"}}), "'SET'", "'trainer'", "'s3'", "'a'", "Remove"),
     (inside(lambda given: tracked(secrets={given.text: {"k": "K"}})), "channel", "kfp.kubernetes.use_secret_as_env"),
     *(
-        (make(name), f"{name}'", "tracked", "Use")
+        (make(name), f"{name}'", "tracked", "Rename")
         for name in ("TORCHX_JOB_ID", "TORCHX_PARENT_RUN_IDS", "TORCHX_TRACKER_BASE", "KFP_RUN_ID", "KFP_POD_NAME")
         for make in (
             lambda name: component(secrets={"s": {"k": name}}),
@@ -240,7 +240,7 @@ SECRETS: list[Row] = [
     ),
     (
         component(trackers={"mlflow": "x"}, secrets={"mlflow": {"uri": "TORCHX_TRACKER_MLFLOW_CONFIG"}}),
-        *("'TORCHX_TRACKER_MLFLOW_CONFIG'", "tracked", "'mlflow'", "'uri'", "Use"),
+        *("'TORCHX_TRACKER_MLFLOW_CONFIG'", "tracked", "'mlflow'", "'uri'", "Rename"),
     ),
 ]
 TRACKERS: list[Row] = [
@@ -337,7 +337,7 @@ CHANNELS: list[Row] = [
     (used(lambda _: produce() and MADE_ELSEWHERE[0].outputs["text"]), "'produce'", "a task of another pipeline"),
 ]
 
-RESERVED = "itself", "Rename"
+RESERVED = "already has", "Rename"
 ITSELF = "Pass the task itself: reads=task.", "alias", "reads={'train': ...}", "execution id"
 BOTH = component_from_app, component_spec_from_app
 READS: list[Row] = [
@@ -406,7 +406,7 @@ READS: list[Row] = [
             (["run_id"], "'tracker_base'", "'run_id'", "'self'"),
             (None, "None", "component", "list", "reads="),
             (["my-train"], "'my-train'", "alias", "input"),
-            (["a", "a"], "the alias 'a'", "each once"),
+            (["a", "a"], "the alias 'a'", "unique Python identifiers"),
             ([""], "the alias ''"),
         ]
     ),

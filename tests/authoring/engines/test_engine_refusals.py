@@ -108,7 +108,7 @@ ENGINES: list[Row] = [
             ),
         ]
     ),
-    (lambda: component_from_function(configured, engine="job"), "the parameter 'task_config'", "itself", "Rename"),
+    (lambda: component_from_function(configured, engine="job"), "the parameter 'task_config'", "already has", "Rename"),
     *(
         (engine("job", role(metadata={"kubernetes": overlay})), "metadata['kubernetes']", "'trainer'", text)
         for overlay, text in [
