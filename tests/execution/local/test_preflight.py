@@ -165,7 +165,7 @@ FINDINGS = {
 
 def test_a_check_finds_what_the_backend_does_otherwise_and_nothing_else(call, tmp_path):
     compiler.Compiler().compile(dsl.pipeline(everything, name="all"), str(tmp_path / "all.yaml"))
-    arguments = ("note=a$$b", 'items=[{"k": "$(KUBERNETES_SERVICE_HOST)"}]', "lr=0.1", "face=\U0001f600")
+    arguments = ("note=a$$b", 'items=[{"words": ["$(KUBERNETES_SERVICE_HOST)"]}]', "lr=0.1", "face=\U0001f600")
     done = call("check", "all.yaml", *(word for argument in arguments for word in ("-p", argument)))
     assert done.returncode == 2
     # KFP counts groups by process.

@@ -189,6 +189,8 @@ def test_fields_of_loop_items(tmp_path: Path) -> None:
                     "inputDefinitions": {"parameters": {"item": {"parameterType": kind}}},
                 },
                 "parameterIterator": {"itemInput": "item", "items": {"raw": json.dumps([value])}},
+                # A check refuses such items, unless the loop may be skipped.
+                "triggerPolicy": {"condition": "'a' == 'a'"},
             }
         )
     stages = attempt(tmp_path, loops).stages

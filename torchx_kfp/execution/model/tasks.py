@@ -12,6 +12,7 @@ from torchx_kfp.execution.model.findings import Kind
 from torchx_kfp.execution.model.order import collected, loops_of
 from torchx_kfp.execution.model.python_stages import annotation_of
 from torchx_kfp.execution.model.texts import CHANNEL_TEXT, as_text, of_numbers, of_text, variables_of
+from torchx_kfp.execution.pipeline.conditions import is_field_selector
 from torchx_kfp.execution.pipeline.inputs import UNKNOWN, importer_uri, inputs_of_iteration, loop_items, resolve
 from torchx_kfp.execution.pipeline.placeholders import (
     WORKSPACE,
@@ -96,7 +97,9 @@ def _problems_of_items(place: ScopedTask) -> dict[str, str]:
     assert around is not None
     loop = around.task.loop
     assert loop is not None
-    taken = [source.name for source in place.task.inputs.values() if isinstance(source, FromInput)]
+    sources = [source for source in place.task.inputs.values() if isinstance(source, FromInput)]
+    # ``local.preflight`` refuses other expressions.
+    taken = [it.name for it in sources if not it.selector or is_field_selector(it.selector)]
     found: dict[str, str] = {}
     try:
         items = loop_items(loop, around.resolved.known) if loop.item_input in taken else []
