@@ -326,7 +326,7 @@ def test_functions_may_return_all_that_can_be_recorded(module: Any) -> None:
                 "settings of show() is dict",
                 "not JSON serializable",
             ),
-            (calling("show", lambda _: {"settings": {"a": [{1: 2}]}}), "settings of show() is dict", "{1: 2}", "keys"),
+            (calling("show", lambda _: {"settings": {"a": [{1: 2}]}}), "settings of show() is dict", "the key 1"),
             (calling("untyped", lambda _: {"value": 1}), "value of untyped() has no type", "Annotate it with str"),
             (
                 calling("sequence", lambda _: {"values": [1]}),

@@ -80,9 +80,3 @@ def test_a_fan_in_and_its_runs_survive_pickling(trials: FanIn) -> None:
     run: Run = next(iter(trials))
     run.results()
     assert pickle.loads(pickle.dumps(run)).results() == {"number": 0}
-
-
-def test_a_row_for_each_run(trials: FanIn, tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
-    table = fan_in(tmp_path, [KEYS[1], KEYS[1], KEYS[0]]).to_frame()
-    assert table["number"].to_list() == [1, 1, 0]

@@ -20,6 +20,7 @@ from torchx_kfp.authoring.references import PYTHON_TYPES, Channel, Reference
 from torchx_kfp.common.text import did_you_mean, most_similar, shown
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import call
+from torchx_kfp.tracking.entries import verify_keys
 
 #: The end of a message about an unknown option.
 OF_KFP = "KFP's options are methods of a task: task.set_retry(3)."
@@ -184,8 +185,8 @@ def _text(function: str, value: object, parameter: inspect.Parameter, kind: type
         try:
             text = value if isinstance(value, str) else str(value) if kind is str else json.dumps(value)
             call.parse(text, kind)
-            if kind is not str and not _keys_are_text(value):
-                raise TypeError("keys that are not text would become text")
+            if kind is not str:
+                verify_keys(value)
         except (TypeError, ValueError) as error:
             raise AppDefError(f"{where} is {kind.__name__}, but gets {value!r}: {error}.") from None
         return text
@@ -197,10 +198,3 @@ def _text(function: str, value: object, parameter: inspect.Parameter, kind: type
             f"{where} is {kind.__name__}, but gets a channel for {given.__name__}: {value}. Change one of them."
         )
     return str(value)
-
-
-def _keys_are_text(value: object) -> bool:
-    """Check whether JSON preserves the keys of all dicts in the value."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _keys_are_text(each) for key, each in value.items())
-    return not isinstance(value, list | tuple) or all(map(_keys_are_text, value))

@@ -103,7 +103,7 @@ def encode_json(content: Mapping[str, object], what: str) -> bytes:
         RefusedError: JSON cannot represent it.
     """
     try:
-        _verify_keys(content)
+        verify_keys(content)
         return json.dumps(content, default=plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise RefusedError(
@@ -128,16 +128,16 @@ def plain(value: object) -> object:
     return listed()
 
 
-def _verify_keys(content: object) -> None:
+def verify_keys(content: object) -> None:
     """Raise TypeError if a dict has a key that is not text: JSON would convert it, and two keys could become equal."""
     if isinstance(content, Mapping):
         for key, value in content.items():
             if not isinstance(key, str):
                 raise TypeError(f"the key {shown(key)} is of type {type(key).__name__}")
-            _verify_keys(value)
+            verify_keys(value)
     elif isinstance(content, (list, tuple)):
         for item in content:
-            _verify_keys(item)
+            verify_keys(item)
 
 
 def from_json(kind: Callable[..., T], content: Mapping[str, Any]) -> T:

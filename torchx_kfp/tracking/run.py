@@ -24,14 +24,12 @@ from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.entries import add_entry
 from torchx_kfp.tracking.lineage import Lineage, rank, read_lineage, record_start_once, record_use_once
 from torchx_kfp.tracking.records import Record, Source, read_record
-from torchx_kfp.tracking.results import Result, check_results, join_named, results_frame
+from torchx_kfp.tracking.results import Result, check_results, join_named
 from torchx_kfp.tracking.steps import flush, step_log
 from torchx_kfp.tracking.store import key_text
 from torchx_kfp.tracking.tracker import FsspecResultTracker, open_tracker
 
 if TYPE_CHECKING:
-    import pandas
-
     from torchx_kfp.tracking.backends.mlflow import MlflowTracker
 
 _logger = logging.getLogger(__name__)
@@ -365,15 +363,6 @@ class FanIn(list[Run]):
         with contextlib.suppress(TrackerError):  # raised again when the program reads it
             return self._tracker.get_many(self._ids)
         return {}
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return the results as a pandas DataFrame with a row for each execution: see ``FsspecResultTracker.to_frame``.
-
-        Raises:
-            NotRecordedError: an execution has not recorded results.
-            MissingExtraError: pandas is not installed.
-        """
-        return results_frame((run.id, run.results()) for run in self)
 
 
 def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PATIENCE) -> Run:

@@ -173,21 +173,20 @@ class FsspecResultTracker:
             elif found:
                 yield key, found
 
-    def to_frame(self, prefix: Key | None = None, *, replays: bool = False) -> pandas.DataFrame:
+    def to_frame(self, prefix: Key | None = None) -> pandas.DataFrame:
         """Return results as a pandas DataFrame with a row for each key and a column for each result.
 
         The index is the key, ``run_id``. Its parts are the columns ``run``, ``stage`` and ``execution`` before those of
-        the results, unless a result has that name. Missing values are NaN (or NA).
+        the results, unless a result has that name. Missing values are NaN (or NA). Without a prefix, replays of stages
+        are left out.
 
         Args:
             prefix: only this key and those below it, such as ``<pipeline run>``.
-            replays: whether to include replays of stages; those below ``prefix`` are always included.
 
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        has_all = replays or prefix is not None
-        return results_frame((key, its) for key, its in self.items(prefix) if has_all or not is_replay(key))
+        return results_frame((key, its) for key, its in self.items(prefix) if prefix is not None or not is_replay(key))
 
     def keys(self, prefix: Key | None = None) -> list[str]:
         """Return all keys with results, sorted, without reading the results.
