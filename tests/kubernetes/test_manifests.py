@@ -11,6 +11,8 @@ import yaml
 from tests.authoring.engines.goldens import NAMES, golden_file
 from tests.kubernetes.api import ApiError
 from tests.kubernetes.namespaces import Namespace
+from tests.kubernetes.trainer.controller import runtime
+from tests.kubernetes.waiting import until_it_answers
 from torchx_kfp.contract.carried import cluster_api, cluster_stage
 
 #: What users can set on a task, as KFP 2.17 was seen to hand it on.
@@ -52,6 +54,10 @@ def manifests(name: str, config: Any) -> list[Any]:
 @pytest.mark.parametrize("config", [{}, CONFIG], ids=["plain", "configured"])
 def test_the_cluster_accepts_what_the_engines_make(namespace: Namespace, config: Any) -> None:
     problems = []
+    namespace.create({**runtime("torch-of-the-team", {}), "kind": "TrainingRuntime"})
+    (of_team,) = manifests("runtime.trainjob", {})
+    # Trainer's webhook may not know the runtime yet.
+    until_it_answers(lambda: namespace.validate(of_team), lambda: None, "the runtime", 30)
     for name in NAMES:
         for manifest in manifests(name, config):
             try:

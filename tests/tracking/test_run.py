@@ -17,6 +17,7 @@ import pytest
 
 from tests.facts import says
 from tests.tracking import stages
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import (
     NotInStageError,
     NotRecordedError,
@@ -398,3 +399,59 @@ def test_a_run_is_read_by_its_id(tmp_path: Path) -> None:
         found.parents  # noqa: B018
     with pytest.raises(RefusedError, match=r"'\.\.'"):
         open_run(tmp_path, "../p1")
+
+
+# Processes that an application starts elsewhere
+
+
+def test_the_variables_of_a_run_make_it_the_run_of_another_process(base: str) -> None:
+    parents = {"prepare": "p1/prepare/e1", "trials": ("p1/train/e1", "p1/train/e2")}
+    first = stage(base, parents=parents)
+    first.put(loss=0.5)
+    environ = first.environ()
+    again = current_run(environ)
+    again.put(accuracy=0.9)
+    assert (again.id, again.environ()) == (first.id, environ)
+    assert first.results() == {"loss": 0.5, "accuracy": 0.9}
+    assert [*again.parents] == ["prepare", "trials"]
+
+
+def test_only_the_run_of_this_process_hands_on_variables(base: str) -> None:
+    stage(base).put(loss=0.5)
+    with pytest.raises(RefusedError, match=says("p1/eval/e1", "current_run().environ(...)")):
+        open_run(base, "p1/eval/e1").environ()
+
+
+TRAINS = """
+import sys
+from pathlib import Path
+from kubeflow.trainer import CustomTrainer, TrainerClient
+from kubeflow.trainer.backends.localprocess.types import LocalProcessBackendConfig
+from torchx_kfp.tracking import current_run
+
+
+def train():
+    from torchx_kfp.tracking import current_run
+
+    current_run().put(loss=0.25)
+
+
+client = TrainerClient(LocalProcessBackendConfig())
+runtime = client.get_runtime("torch-distributed")
+runtime.trainer.framework = "none"  # its torch would have to be installed
+search = {"PATH": sys.argv[1], "PYTHONPATH": sys.argv[2]}
+job = client.train(runtime, trainer=CustomTrainer(func=train, env={**current_run().environ(), **search}))
+client.wait_for_job_status(job, timeout=120, polling_interval=1)
+"""
+
+
+def test_a_trainjob_of_kubeflows_sdk_records_under_the_run_of_its_stage(tmp_path: Path) -> None:
+    pytest.importorskip("kubeflow.trainer", reason="the group `dev` has Kubeflow's SDK")
+    (tmp_path / "stage.py").write_text(TRAINS)
+    base, run_id = tmp_path / "results", "p1/train/e1"
+    environ = protocol.encode(protocol.StageContext(str(base), run_id))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = [sys.executable, str(tmp_path / "stage.py"), path, ":".join(filter(None, sys.path))]
+    done = subprocess.run(words, env={**os.environ, **environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert open_run(base, run_id).results() == {"loss": 0.25}

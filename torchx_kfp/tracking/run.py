@@ -73,6 +73,7 @@ class Run:
         fetch_all: Callable[[], Mapping[str, dict[str, Result]]] | None = None,
         mlflow: MlflowTracker | None = None,
         is_main_process: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._id = run_id
         self._tracker = tracker
@@ -81,6 +82,7 @@ class Run:
         self._fetch_all = fetch_all  # fetches results with those of others
         self._mlflow = mlflow  # gets copies
         self._is_main_process = is_main_process  # of its stage, which may have others
+        self._environ = environ or {}
 
     @property
     def id(self) -> str:
@@ -308,6 +310,20 @@ class Run:
         way_out = "Declare what it reads in the pipeline: stages.task(app, reads={alias: task})."
         return SuggestingDict(runs, f"The stage {self.id!r}", "parent", way_out)
 
+    @_without_frames
+    def environ(self) -> dict[str, str]:
+        """Return the variables with which processes that this one starts elsewhere record under this execution.
+
+        They are for jobs that the stage creates itself, such as a TrainJob by Kubeflow's SDK:
+        ``CustomTrainer(func=train, env=current_run().environ())``. There, ``current_run()`` is this execution. The
+        variables contain no credentials for the tracker base.
+
+        Raises:
+            RefusedError: this is not the execution of this process.
+        """
+        self._refuse_others("hands on variables", "environ")
+        return dict(self._environ)
+
     def _read(self, field: str) -> Record:
         return read_record(self._tracker.store, self.id, field)
 
@@ -398,7 +414,8 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
 
         mlflow = create(context.trackers[_MLFLOW])
     record_start_once(tracker.store, context, environ)
-    return Run(context.run_id, tracker, context.parents, mlflow=mlflow, is_main_process=is_main)
+    environ = protocol.encode(context)
+    return Run(context.run_id, tracker, context.parents, mlflow=mlflow, is_main_process=is_main, environ=environ)
 
 
 def open_run(tracker_base: str | os.PathLike[str], execution_id: str, *, patience: float = PATIENCE) -> Run:
