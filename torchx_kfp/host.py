@@ -13,9 +13,8 @@ from torchx_kfp.common.extras import require
 
 require("pipelines", __name__)
 
-from torchx_kfp.execution.host.host_runs import Host, RunSummary
+from torchx_kfp.execution.host.host_runs import Host, RunFilter, RunSummary
 from torchx_kfp.execution.host.run import HostRun
-from torchx_kfp.execution.host.run_filter import RunFilter
 from torchx_kfp.execution.host.submission import attach, connect, submit
 
 __all__ = [

@@ -23,7 +23,7 @@ from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.report.readable import ReadableRun
+from torchx_kfp.execution.report import ReadableRun
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import (
     Event,

@@ -16,7 +16,7 @@ from tests.cases.apps import python
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.host.cached import cached_run_ids
+from torchx_kfp.execution.host.results import cached_run_ids
 from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
 from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp.execution.runs.record import cached_by_kfp

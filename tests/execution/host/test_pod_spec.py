@@ -10,8 +10,7 @@ from torchx_kfp_dev_host.pod_spec import pod_spec_patch
 
 from tests.execution.host.answers_of_kfp import last, manifest
 from tests.execution.host.event_logs import answers, replaying
-from torchx_kfp.execution.host.nodes import manifest_of, read_manifest
-from torchx_kfp.execution.host.pod_spec import PodSpec
+from torchx_kfp.execution.host.nodes import PodSpec, manifest_of, read_manifest
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_text
 from torchx_kfp.execution.runs.source import place_of

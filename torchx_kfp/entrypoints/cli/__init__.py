@@ -58,18 +58,9 @@ _SECTIONS = {
 }
 _COMMANDS = {name: line for section in _SECTIONS.values() for name, line in section.items()}
 _LONGEST = max(map(len, _COMMANDS))
-#: Commands of 0.2.0 and of other tools, and what to use in their place.
+#: Former commands, and what to use in their place.
 _FORMER = {
-    "artifacts": "torchx-kfp get RUN/STAGE/NAME",
-    "code": "torchx-kfp show RUN, which names the archive",
-    "lineage": "torchx-kfp show RUN --lineage",
     "schedule": "torchx-kfp compile, and kfp recurring-run create",
-    "list": "torchx-kfp runs",
-    "ls": "torchx-kfp runs",
-    "status": "torchx-kfp watch RUN",
-    "describe": "torchx-kfp show RUN",
-    "log": "torchx-kfp logs RUN",
-    "stop": "torchx-kfp cancel RUN",
     "secret": "kubectl create secret generic (docs/guides/storage.md)",
     "tag": "--name of torchx-kfp run and submit",
     "gc": "rm -r, or a lifecycle rule of the bucket (docs/guides/storage.md#remove-old-runs)",

@@ -11,8 +11,7 @@ import click
 from torchx_kfp.common.text import counted, printable, size_text
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
-from torchx_kfp.entrypoints.cli.display.printing import print_json, print_message, print_text
-from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
+from torchx_kfp.entrypoints.cli.display.printing import Column, print_json, print_message, print_rows, print_text
 from torchx_kfp.entrypoints.cli.flags import Decorator, Target, gathered, parameter_option
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.spec import Pipeline

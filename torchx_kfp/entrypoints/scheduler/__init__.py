@@ -3,8 +3,7 @@
 The distribution ``torchx-kfp-scheduler``, in the folder ``scheduler`` of the repository, registers it.
 
 ``runopts``    the options of ``-cfg`` and a ``.torchxconfig``, and the KFP host that they name
-``request``    AppDef -> pipeline: without the variables that TorchX's runner adds
-``app_run``    a run -> the roles of an app, the states and lines of their replicas
+``app_run``    AppDef -> the request for a run; a run -> the roles of an app, the states and lines of their replicas
 ``scheduler``  ``torchx.schedulers.api.Scheduler``
 """
 

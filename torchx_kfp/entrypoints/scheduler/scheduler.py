@@ -26,7 +26,7 @@ from torchx_kfp.entrypoints.scheduler.runopts import (
 from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
 
 if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
-    from torchx_kfp.entrypoints.scheduler.request import Request
+    from torchx_kfp.entrypoints.scheduler.app_run import Request
     from torchx_kfp.execution.host.connection import Connection
     from torchx_kfp.execution.host.run import HostRun
 
@@ -65,7 +65,7 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
             role.metadata = {**role.metadata, NAME: {"workspace": "packed when the app is submitted"}}
 
     def _submit_dryrun(self, app: specs.AppDef, cfg: Mapping[str, Any]) -> specs.AppDryRunInfo[Request]:
-        from torchx_kfp.entrypoints.scheduler.request import make_request
+        from torchx_kfp.entrypoints.scheduler.app_run import make_request
 
         try:
             request = make_request(app, parse_options(cfg))

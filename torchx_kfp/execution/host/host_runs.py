@@ -2,36 +2,111 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
+import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
-from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import (
+    ArgumentError,
     HostAnswerLostError,
     HostError,
     UnknownRunError,
 )
 from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
-from torchx_kfp.execution.host.run_filter import RunFilter, in_id, of_name
 from torchx_kfp.execution.host.settings import Settings, Submission
-from torchx_kfp.execution.host.states import run_state, seconds
+from torchx_kfp.execution.host.states import run_state, seconds, words_of
 from torchx_kfp.execution.host.storage import with_storage
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.runs.prepared_run import without_cache
-from torchx_kfp.execution.runs.vocabulary import State
+from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Selects runs of a host; runs meet all that is given.
+
+    Attributes:
+        states: words such as ``"failed"``, of which a run has one.
+        name: a part of the run's name in KFP's UI, in upper or lower case.
+        newer_than: the age in seconds that runs have not reached, counted from their creation.
+        archived: whether archived runs are selected, too.
+    """
+
+    states: Collection[str] = ()
+    name: str = ""
+    newer_than: float | None = None
+    archived: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the states.
+
+        Raises:
+            ArgumentError: a run cannot have one of them.
+        """
+        for state in self.states:
+            if state not in RUN_STATES:
+                raise ArgumentError(
+                    f"No run is {str(state)!r}.{did_you_mean(state, map(str, RUN_STATES))} "
+                    f"States: {', '.join(map(str, RUN_STATES))}."
+                )
+
+    def query(self, now: float) -> str:
+        """Return the filter for KFP's API; empty if all runs meet it."""
+        found: list[dict[str, Any]] = []
+        # A run that has not begun may lack a state.
+        if self.states and State.QUEUED not in self.states:
+            words = sorted({word for state in self.states for word in words_of(State(state))})
+            found.append(_predicate("IN", "state", stringValues={"values": words}))
+        if self.name:
+            found.append(_predicate("IS_SUBSTRING", "display_name", stringValue=self.name))
+        if self.newer_than is not None:
+            oldest = datetime.datetime.fromtimestamp(int(now - self.newer_than), datetime.timezone.utc)
+            text = oldest.strftime("%Y-%m-%dT%H:%M:%SZ")
+            found.append(_predicate("GREATER_THAN_EQUALS", "created_at", timestampValue=text))
+        if not self.archived:
+            found.append(_predicate("NOT_EQUALS", "storage_state", stringValue="ARCHIVED"))
+        return _query(found) if found else ""
+
+    def selects(self, state: State, name: str, age: float) -> bool:
+        """Tell whether a run on this machine meets the filter."""
+        return (
+            (not self.states or state in self.states)
+            and self.name.lower() in name.lower()
+            and (self.newer_than is None or age < self.newer_than)
+        )
+
+
+def of_name(name: str) -> str:
+    """Return the filter for objects with this name in KFP's UI."""
+    return _query([_predicate("EQUALS", "display_name", stringValue=name)])
+
+
+def in_id(part: str) -> str:
+    """Return the filter for runs whose ids have this part."""
+    return _query([_predicate("IS_SUBSTRING", "run_id", stringValue=part)])
+
+
+def _predicate(operation: str, key: str, **value: Any) -> dict[str, Any]:
+    return {"operation": operation, "key": key, **value}
+
+
+def _query(predicates: list[dict[str, Any]]) -> str:
+    return json.dumps({"predicates": predicates})
+
 
 #: The variable of kfp.Client that puts all runs into one experiment, whichever they name.
 OVERRIDE_EXPERIMENT = "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"
@@ -68,8 +143,6 @@ class RunSummary:
     created: float
     finished: float | None
     link: str
-    #: The run's argument for the tracker base, or the default in its pipeline.
-    tracker_base: str = ""
 
 
 class Host:
@@ -258,7 +331,6 @@ class Host:
             created=seconds(run.get("created_at")) or 0.0,
             finished=seconds(run.get("finished_at")),
             link=self.connection.link(run_id),
-            tracker_base=tracker_base_of(run),
         )
 
     def _looked_up(self, query: str) -> Iterator[RunSummary]:
@@ -303,15 +375,6 @@ def submitted_documents(
     """
     pipeline = pipeline if submission.cache else without_cache(pipeline)
     return with_storage(pipeline, settings)
-
-
-def tracker_base_of(answer: Mapping[str, Any]) -> str:
-    """Return the tracker base in the JSON of a run: its argument, or the default in its pipeline."""
-    parameters = as_object(answer, "runtime_config", "parameters")
-    if TRACKER_BASE_PARAMETER in parameters:
-        return as_text(parameters[TRACKER_BASE_PARAMETER])
-    path = "root", "inputDefinitions", "parameters", TRACKER_BASE_PARAMETER
-    return as_text(as_object(_spec_of(answer), *path).get("defaultValue"))
 
 
 def _spec_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:

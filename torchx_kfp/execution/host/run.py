@@ -23,19 +23,17 @@ from torchx_kfp.errors import (
     UnknownRunError,
 )
 from torchx_kfp.execution.host.answers import as_object, refuse_run_id
-from torchx_kfp.execution.host.cached import cached_run_ids
 from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection
-from torchx_kfp.execution.host.nodes import Nodes, manifest_of, read_manifest
+from torchx_kfp.execution.host.nodes import Nodes, PodSpec, manifest_of, read_manifest
 from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
 from torchx_kfp.execution.host.pod_logs import StageLogs
-from torchx_kfp.execution.host.pod_spec import PodSpec
-from torchx_kfp.execution.host.results import ResultReader
+from torchx_kfp.execution.host.results import ResultReader, cached_run_ids
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.artifacts import Artifact
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import outline, without_indices
-from torchx_kfp.execution.report.readable import ReadableRun
+from torchx_kfp.execution.report import ReadableRun
 from torchx_kfp.execution.runs.events import Event, RunFinished, StageFinished, StageStarted
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import StageResult

@@ -10,8 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from torchx_kfp.common.text import counted, shorten
-from torchx_kfp.execution.report.formats import as_number, text
-from torchx_kfp.execution.report.model import Row
+from torchx_kfp.execution.report.model import Row, as_number, text
 from torchx_kfp.tracking.recorder import Curve
 
 #: The size of a figure, and its margins: left, top, right, bottom.

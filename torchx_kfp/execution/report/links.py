@@ -19,8 +19,7 @@ from torchx_kfp.common.text import size_text
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.execution.pipeline.artifacts import LOCATION, Artifact, artifacts_in
 from torchx_kfp.execution.report.figures import Figure, draw_roc
-from torchx_kfp.execution.report.formats import text
-from torchx_kfp.execution.report.model import Hyperlink
+from torchx_kfp.execution.report.model import Hyperlink, text
 from torchx_kfp.execution.runs.history import run_with
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState

@@ -1,20 +1,23 @@
-"""A run as data for the page: its stages, which of them read which, and what only their tracker has.
+"""A run as data for the page: its stages, which of them read which, what only their tracker has, and values as text.
 
 The inputs of stages have their names in the pipeline. A stage's component names inputs after their channels:
-``threshold_float`` for the parameter ``threshold``, and ``item_lr_float`` for the field ``lr`` of a loop's item. Run
-ids of stages that it reads without an alias are in ``reads``, and parts of its command are in ``stage``. Names that a
-user has given, such as those of KFP's own components and aliases of reads, stay as they are.
+``threshold_float`` for the parameter ``threshold``, and ``item_lr_float`` for the field ``lr`` of a loop's item. Ids of
+executions that it reads without an alias are in ``reads``, and parts of its command are in ``stage``. Names that a user
+has given, such as those of KFP's own components and aliases of reads, stay as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchx_kfp.common.text import shorten
 from torchx_kfp.contract.inputs import ADDED, INNER, READS, identifier, is_stage_input
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, FromTask, Origin
@@ -25,6 +28,43 @@ from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Artifact, Record, Recorder
+
+#: How many characters of a value are shown: usually, in a table's cell, and when the value is opened.
+SHORT, CELL, LONG = 100, 40, 20_000
+
+
+def text(value: Any) -> str:
+    """Format a parameter or result: text unchanged, numbers at a legible length, the rest as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else str(value)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def beginning(value: str, most: int) -> str:
+    """Shorten a text to one line: its first line if it has several, otherwise its two ends."""
+    first, *others = value.strip().splitlines() or [""]
+    return shorten(f"{first[: most - 1]}…" if others else first, most, keep="ends")
+
+
+def as_number(value: Any) -> float | None:
+    """Return a finite number, or None. Text is parsed, because parameters in a command are text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        found = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
+
 
 _READS = re.compile(rf"{READS}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")

@@ -16,10 +16,9 @@ from typing import Any
 from torchx_kfp.common.text import clean, counted, duration, moment, shorten
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.walk import safe_name
-from torchx_kfp.execution.report import figures, formats
+from torchx_kfp.execution.report import figures, model
 from torchx_kfp.execution.report.graph import counts_of, draw_graph, line_through
 from torchx_kfp.execution.report.links import Links
-from torchx_kfp.execution.report.model import read_tracked
 from torchx_kfp.execution.report.rows import find_searches, task_tables, view_search
 from torchx_kfp.execution.report.timeline import draw_timeline
 from torchx_kfp.execution.runs import output_dir_words
@@ -116,7 +115,7 @@ def fill(template: Path, *, script: str = "", forms: str = "'none'", **content: 
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
     environment.globals.update(
-        formats=formats, line_through=line_through, describe_code=describe_code, State=State, figures=figures
+        formats=model, line_through=line_through, describe_code=describe_code, State=State, figures=figures
     )
     page = environment.get_template(template.name).render(
         **content,
@@ -140,7 +139,7 @@ def style_sheet() -> str:
 
 def _content(record: RunRecord, place: Path | None) -> dict[str, Any]:
     links = Links(record, place)
-    tracked = read_tracked(record)
+    tracked = model.read_tracked(record)
     searches = list(find_searches(record, tracked))
     # Trials are drawn in the section of their search, all rounds together.
     tables = task_tables(record, links, tracked, {trial.run_id for _, search in searches for trial in search.trials})

@@ -9,10 +9,9 @@ from typing import Any
 from torchx_kfp.common.text import counted
 from torchx_kfp.contract.inputs import identifier
 from torchx_kfp.execution.report.figures import Figure, draw_curves, draw_front, draw_results
-from torchx_kfp.execution.report.formats import text
 from torchx_kfp.execution.report.graph import summary
 from torchx_kfp.execution.report.links import Links
-from torchx_kfp.execution.report.model import Hyperlink, Row, Tracked, inputs_of, loop_items
+from torchx_kfp.execution.report.model import Hyperlink, Row, Tracked, inputs_of, loop_items, text
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State

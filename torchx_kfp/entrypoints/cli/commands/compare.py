@@ -13,12 +13,13 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER as WORKSPACE
 from torchx_kfp.contract.protocol import workspace_digest
 from torchx_kfp.entrypoints.cli.display.printing import (
+    Column,
     is_number,
     print_json,
     print_message,
+    print_rows,
     show_value,
 )
-from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, titled

@@ -19,8 +19,7 @@ from torchx_kfp.entrypoints.cli.declared import (
     no_artifact,
     untracked_stages,
 )
-from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text, show_stored
-from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
+from torchx_kfp.entrypoints.cli.display.printing import Column, print_message, print_rows, print_text, show_stored
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import Recorded, titled

@@ -10,13 +10,14 @@ import click
 from torchx_kfp.common.text import counted, did_you_mean, listed, printable
 from torchx_kfp.entrypoints.cli.conditions import Comparison, parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import (
+    Column,
     is_number,
     print_csv,
     print_message,
+    print_rows,
     show_value,
     without_run,
 )
-from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
 from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, usual_base
 from torchx_kfp.entrypoints.cli.recorded import (

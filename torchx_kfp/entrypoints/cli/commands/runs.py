@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.common.text import UUID, counted, duration
-from torchx_kfp.entrypoints.cli.display.printing import print_message, terminal_width
-from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
+from torchx_kfp.entrypoints.cli.display.printing import Column, print_message, print_rows, terminal_width
 from torchx_kfp.entrypoints.cli.flags import json_option, refuse_empty, seconds
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, finds_runs, lists_host, names_host
 from torchx_kfp.errors import ArgumentError, HostError
@@ -22,8 +21,7 @@ from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 
 if TYPE_CHECKING:
-    from torchx_kfp.execution.host.host_runs import RunSummary
-    from torchx_kfp.execution.host.run_filter import RunFilter
+    from torchx_kfp.execution.host.host_runs import RunFilter, RunSummary
 
 #: The keys of a run for programs, in their order, and a run of which nothing is known.
 _KEYS = "run name pipeline state started seconds done failed running cannot_start link folder"
@@ -68,7 +66,7 @@ def runs_command(
 
     Experiments and archived runs of a host are in KFP's UI, and in `kfp run list`.
     """
-    from torchx_kfp.execution.host.run_filter import RunFilter
+    from torchx_kfp.execution.host.host_runs import RunFilter
 
     chosen = tuple(State(state) for state in states)
     where = RunFilter(chosen, name or "", newer_than=newer_than)

@@ -15,8 +15,14 @@ import click
 
 from torchx_kfp.common.text import duration, listed
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
-from torchx_kfp.entrypoints.cli.display.printing import for_stderr, print_message, show_results, this_command
-from torchx_kfp.entrypoints.cli.display.tables import Column, print_rows
+from torchx_kfp.entrypoints.cli.display.printing import (
+    Column,
+    for_stderr,
+    print_message,
+    print_rows,
+    show_results,
+    this_command,
+)
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError

@@ -1,15 +1,21 @@
 """The page of runs as a WSGI application: the list of runs, a comparison, and the report of a run. It only reads.
 
-Everything is refused without the token in the path, which other users and web pages do not know, and under another
-name than this machine's: a web page could give its own host's name the address of this machine. Runs are named by keys
-of the list, so a request cannot name a file.
+It has the runs on this machine, those of a host, and those that have records under a tracker base. Requests need the
+token in the path, which other users and web pages do not know, and this machine's name: a web page could give its own
+host's name the address of this machine. Runs are named by keys of the list, so a request cannot name a file.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -18,16 +24,180 @@ from urllib.parse import parse_qsl, urlencode
 import click
 
 from torchx_kfp.common.text import printable
+from torchx_kfp.contract.protocol import superseded
 from torchx_kfp.entrypoints.cli.commands.compare import compare_runs, show_values
-from torchx_kfp.entrypoints.cli.commands.runs import RUN_COLUMNS
-from torchx_kfp.entrypoints.cli.commands.ui.listing import ListedRun, Runs
+from torchx_kfp.entrypoints.cli.commands.runs import RUN_COLUMNS, UNKNOWN, run_as_json, summary_as_json
 from torchx_kfp.entrypoints.cli.conditions import parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
-from torchx_kfp.entrypoints.cli.lookup import Lookup
+from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, lists_host, names_host, usual_base
+from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder, parts
 from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.report.model import read_for_page
 from torchx_kfp.execution.report.page import fill, render
-from torchx_kfp.execution.runs.vocabulary import RUN_STATES
+from torchx_kfp.execution.runs.history import RunReader, find_runs
+from torchx_kfp.execution.runs.journal import EVENTS_FILE
+from torchx_kfp.execution.runs.source import RunSource
+from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
+from torchx_kfp.tracking.recorder import Recorder, is_replay
+from torchx_kfp.tracking.store import pipeline_run
+
+#: What was read is shown again for this many seconds, and for this many times those that it took to read it.
+_FRESH, _SHARE = 3.0, 2.0
+#: How many runs of a host are listed.
+_MOST_OF_HOST = 200
+#: Results that are older than this, in seconds, do not change before the time of their file does.
+_SETTLED = 60.0
+
+#: The values of a run, from all executions of a stage, by the stage and their name.
+Results = Mapping[tuple[str, str], list[Any]]
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run of the list.
+
+    Attributes:
+        row: what ``torchx-kfp runs --json`` prints of it.
+        results: its results.
+        find: finds the run itself, with the arguments of ``Lookup.on_host``; None if only its records are known.
+    """
+
+    row: Mapping[str, Any]
+    results: Results = field(default_factory=dict)
+    find: Callable[..., RunSource] | None = None
+
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[Any]]:
+        """The values that a condition or an order may name: ``state``, ``loss``, ``train/loss``."""
+        found: dict[str, list[Any]] = {}
+        for (stage, name), values in self.results.items():
+            found.setdefault(name, []).extend(values)
+            found.setdefault(f"{stage}/{name}", []).extend(values)
+        own = {name: [value] for name, value in self.row.items() if isinstance(value, str | int | float)}
+        return {**found, **own}
+
+    def is_called(self, name: str) -> bool:
+        """Tell whether a text is part of the run's id, name or pipeline."""
+        return any(name.lower() in str(self.row[field] or "").lower() for field in ("run", "name", "pipeline"))
+
+
+class Runs:
+    """All runs that the options of a command name, read again if some seconds have passed."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        """Find out where runs are.
+
+        Raises:
+            TrackerBaseError: the tracker base that the user has named cannot be read.
+            HostSettingsError: a setting of the host is wrong.
+        """
+        flags, self._lookup = lookup.flags, lookup
+        self._output_dir = None if names_host(flags) else lookup.output_dir
+        self._host = connect(flags, is_patient=names_host(flags)) if lists_host(flags) else None
+        if lookup.base:
+            open_recorder(lookup.base)
+        self._base = lookup.base or usual_base(self._output_dir)
+        host = self._host.connection.name if self._host is not None else None
+        self.places = list(filter(None, [self._output_dir, host, self._base]))
+        self._lock, self._until = threading.Lock(), 0.0
+        self._runs: dict[str, ListedRun] = {}
+        self._problems: list[str] = []
+        # What does not change: runs here by folder, with the state of their files, and results with their times.
+        self._ended: dict[Path, tuple[object, ListedRun]] = {}
+        self._settled: dict[str, tuple[float, Mapping[str, Any]]] = {}
+
+    def read(self) -> tuple[Mapping[str, ListedRun], Sequence[str]]:
+        """Return the runs by a key, the newest first, and sentences about what cannot be read."""
+        with self._lock:
+            if (start := time.monotonic()) >= self._until:
+                self._problems = []
+                recorded = {run.row["run"]: run for run in self._readable(self._recorded())}
+                found = [*self._readable(self._on_host()), *self._readable(self._here())]
+                for at, run in enumerate(found):
+                    of = recorded.pop(run.row["run"], ListedRun({}))
+                    found[at] = replace(run, results=run.results or of.results)
+                found = sorted([*found, *recorded.values()], key=lambda run: run.row["started"] or 0.0, reverse=True)
+                # Run ids and folders may have any characters.
+                names = [f"{run.row.get('folder')}\0{run.row['run']}".encode("utf-8", "surrogatepass") for run in found]
+                self._runs = {
+                    hashlib.sha256(name).hexdigest()[:16]: run for name, run in zip(names, found, strict=True)
+                }
+                took = time.monotonic() - start
+                self._until = start + took + max(_FRESH, _SHARE * took)
+            return self._runs, self._problems
+
+    def recorded(self, run: ListedRun) -> Recorded:
+        """Return the records of a run; the errors are those of ``Lookup.locate``."""
+        if run.find is not None:
+            return self._lookup.recorded(run.find(reads="run ids"))
+        return Recorded(open_recorder(self._base or ""), run.row["run"])
+
+    def _readable(self, runs: Iterator[ListedRun]) -> Iterator[ListedRun]:
+        try:
+            yield from runs
+        except (TorchxKfpError, OSError) as error:
+            self._problems.append(str(error))
+
+    def _recorded(self) -> Iterator[ListedRun]:
+        """Yield the runs that have records under the tracker base, without replays and earlier attempts."""
+        if self._base is None:
+            return
+        recorder = open_recorder(self._base)
+        written = recorder.written()
+        left_out = superseded(written) | {key for key in written if is_replay(key)}
+        keys: dict[str, list[str]] = {}
+        for key in sorted(written.keys() - left_out):
+            keys.setdefault(pipeline_run(key), []).append(key)
+        results = self._results(recorder, written)
+        for run, its in keys.items():
+            row = {**UNKNOWN, "run": run, "started": min(written[key] for key in its)}
+            found = _by_stage((parts(key).get("stage", ""), results[key]) for key in its if key in results)
+            yield ListedRun(row, found)
+
+    def _results(self, recorder: Recorder, written: Mapping[str, float]) -> Mapping[str, Mapping[str, Any]]:
+        """Return all results by key; those that were written long ago are read once."""
+        now, keys = time.time(), recorder.keys()
+        known = {key: self._settled[key] for key in keys if self._settled.get(key, (None,))[0] == written.get(key)}
+        read = recorder.get_many(key for key in keys if key not in known)
+        self._problems += (f"Left out: {error}" for error in read.problems)
+        known |= {key: (written.get(key, now), its) for key, its in read.items()}
+        self._settled = {key: (at, its) for key, (at, its) in known.items() if at < now - _SETTLED}
+        return {key: its for key, (_, its) in known.items()}
+
+    def _on_host(self) -> Iterator[ListedRun]:
+        found = [] if self._host is None else list(self._host.list(limit=_MOST_OF_HOST))
+        if len(found) == _MOST_OF_HOST:
+            self._problems.append(f"Of the host, only the newest {_MOST_OF_HOST} runs are listed.")
+        for run in found:
+            yield ListedRun(summary_as_json(run, time.time()), find=partial(self._lookup.on_host, run.run_id))
+
+    def _here(self) -> Iterator[ListedRun]:
+        before, self._ended = self._ended, {}
+        for folder in () if self._output_dir is None else find_runs(self._output_dir):
+            try:
+                file = os.stat(folder / EVENTS_FILE)
+                stamp, run = before.get(folder, (None, ListedRun({})))
+                if stamp != (file.st_mtime_ns, file.st_size):
+                    record = RunReader(folder).read()
+                    self._problems += record.corrupt
+                    results = _by_stage((without_indices(end.name), end.measures) for end in record.run.ends)
+                    run = ListedRun(run_as_json(record), results, find=lambda folder=folder, **_: RunReader(folder))
+                if run.row["state"] != State.RUNNING:
+                    self._ended[folder] = ((file.st_mtime_ns, file.st_size), run)
+                yield run
+            except (TorchxKfpError, OSError) as error:
+                self._problems.append(f"Left out: {error}")
+
+
+def _by_stage(found: Iterable[tuple[str, Mapping[str, Any]]]) -> Results:
+    results: dict[tuple[str, str], list[Any]] = {}
+    for stage, values in found:
+        for name, value in values.items():
+            if isinstance(value, str | int | float):
+                results.setdefault((stage, name), []).append(value)
+    return results
+
 
 _TEMPLATE = Path(__file__).parent / "page.html"
 _THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
