@@ -1,4 +1,4 @@
-"""Runs on a KFP host: submitted through its API, and read from it as the events that local runs have.
+"""Runs on a KFP host: submitted through its API, with the events of local runs.
 
 from torchx_kfp.host import submit
 

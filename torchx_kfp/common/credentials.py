@@ -1,7 +1,7 @@
-"""Names that files with credentials usually have.
+"""Usual names of files with credentials.
 
-They are those that scanners for secrets look for (gitrob, whispers, leaky-repo), and of the tools around machine
-learning: clouds, hubs, and trackers. Case does not count.
+Taken from secret scanners (gitrob, whispers, leaky-repo) and common ML tools: clouds, hubs, and trackers. Matching
+ignores case.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _PATHS = (
 
 
 def matcher(lines: Iterable[str]) -> Callable[[str], bool]:
-    """Return a test of paths for lines in the syntax of ``.gitignore``: the last one that matches decides."""
+    """Return a test of paths for lines in the syntax of ``.gitignore``; the last matching line decides."""
     from pathspec import GitIgnoreSpec  # loaded when a workspace is packed
 
     # Its own match_file depends on the engine of regular expressions that is installed: without google-re2, version 1.1
@@ -82,7 +82,7 @@ def matcher(lines: Iterable[str]) -> Callable[[str], bool]:
 
 
 def credentials_matcher() -> Callable[[str], bool]:
-    """Return a test of the paths of files: whether they usually have credentials."""
+    """Return a test of whether a path is that of a file that usually has credentials."""
     in_name, in_path = matcher(_NAMES), matcher(f"**/{path}" for path in _PATHS)
 
     def looks_secret(path: str) -> bool:

@@ -1,7 +1,7 @@
-"""The extras of an installation, and the error that says which one is missing.
+"""The extras of an installation, and the error about a missing one.
 
-The base distribution, which applications import, needs only fsspec. Authoring, the command line and runs on this
-machine need the extra ``pipelines``; some features need one of the others.
+The base distribution, which applications import, only needs fsspec. Authoring, the command line and local runs need the
+extra ``pipelines``; some features need another one.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ MODULES = {
 
 
 def require(extra: str, what: str) -> None:
-    """Check that an extra is installed, without importing any of it.
+    """Check that an extra is installed, without importing it.
 
     Args:
         extra: its name in pyproject.toml.
-        what: the feature that needs it, for the beginning of the message.
+        what: the feature that needs it, as the beginning of the message.
 
     Raises:
-        MissingExtraError: a module of the extra is missing; the message has the line that installs it.
+        MissingExtraError: a module of the extra is missing; the message has the command that installs it.
     """
     missing = [module for module in MODULES[extra] if not is_installed(module)]
     if missing:
@@ -56,14 +56,14 @@ def require(extra: str, what: str) -> None:
 def install_line(extra: str) -> str:
     """Return the command that installs an extra.
 
-    pip and uv keep the installed torchx-kfp, wherever it came from, and add the packages of the extra. So the command
-    works whether or not an index has torchx-kfp.
+    pip and uv keep the installed torchx-kfp, whatever its source, and add the packages of the extra. So the command
+    also works if no index has torchx-kfp.
     """
     return f'pip install "torchx-kfp[{extra}]"'
 
 
 def is_installed(module: str) -> bool:
-    """Tell whether a module's top-level package is installed; finding the module itself would import the package."""
+    """Return whether a module's top-level package is installed; finding the module itself would import the package."""
     try:
         return util.find_spec(module.partition(".")[0]) is not None
     except (ImportError, ValueError):  # a module without a spec, such as __main__, or not a module's name

@@ -1,4 +1,4 @@
-"""Facts of git about a folder. Without git, outside of a repository, or if git refuses, there are none."""
+"""The state of a folder in git; unknown without git, outside a repository, or if git fails."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class GitState:
 
     Attributes:
         commit: the hash of the commit that is checked out.
-        branch: the name of the branch; None without one (a detached head).
-        changed: whether the files differ from those of the commit.
+        branch: the name of the branch; None for a detached head.
+        changed: whether the files differ from the commit.
     """
 
     commit: str
@@ -23,7 +23,7 @@ class GitState:
 
 
 def run_git(folder: str, *words: str) -> bytes | None:
-    """Return what git prints in a folder; None if it fails or is not installed."""
+    """Return the output of git in a folder; None if it fails or is not installed."""
     import subprocess  # applications import the module, for its class only
 
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # `git status` would write to the repository's index
@@ -37,17 +37,17 @@ def run_git(folder: str, *words: str) -> bytes | None:
 
 
 def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
-    """Return the state of the repository in which a folder is; None if there is none, or it has no commit.
+    """Return the state of a folder's repository; None if there is none, or it has no commit.
 
     Args:
         folder: the folder, at the top of the repository or below.
-        names: the files in the folder that count, relative to it.
+        names: the relevant files, relative to the folder.
     """
     commit = _line(folder, "rev-parse", "--verify", "HEAD")
     changes = _changes(folder) if commit else None
     if commit is None or changes is None:
         return None
-    # A new file that does not count was left out; one that was removed is missing, whether or not it counts.
+    # New files only count if they are relevant; removed files always count.
     changed = any(
         "D" in state or (path in names if not path.endswith("/") else any(name.startswith(path) for name in names))
         for state, path in changes
@@ -56,9 +56,9 @@ def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
 
 
 def _changes(folder: str) -> list[tuple[str, str]] | None:
-    """Return what differs from the commit in a folder and its submodules: states, and paths relative to the folder.
+    """Return the changes in a folder and its submodules: states, and paths relative to the folder.
 
-    The paths of folders that git does not look into end with a slash.
+    Paths of folders that git does not search end with a slash.
     """
     options = ("--porcelain=v2", "-z", "--no-renames", "--untracked-files=all", "--ignored")
     listed, above = run_git(folder, "status", *options, "--", "."), _line(folder, "rev-parse", "--show-prefix") or ""

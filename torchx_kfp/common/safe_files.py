@@ -1,11 +1,11 @@
-"""Files on this machine: written whole or not at all, and read only if they are regular files of their folder.
+"""Local files: atomic writes, and reads of regular files only.
 
-``write_file`` writes atomically: a reader sees the old content or the new one, whatever happens to the writer. The
-content goes into a file with a temporary name in the same folder, is forced to disk, and is then renamed. A writer that
-is killed leaves that file behind; its name begins with ``TEMPORARY``.
+``write_file`` writes atomically: readers see the old content or the new one. The content goes into a temporary file in
+the same folder, is forced to disk, and is then renamed. A killed writer leaves the temporary file behind; its name
+begins with ``TEMPORARY``.
 
 The folder of a run, and a tracker base, may come from somebody else. Reading a FIFO or a device may never end, and a
-link may lead to the user's own files: ``open_regular`` refuses both.
+link may lead to the user's own files: ``open_regular`` rejects both.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import os
 import stat
 from typing import BinaryIO
 
-#: The folder for everything that a tracker keeps besides results. Names that begin with it are the tracker's own: they
-#: are no part of a key, and listings of results leave them out.
+#: The folder for all of a tracker's data except results. Names that begin with it are reserved: keys cannot contain
+#: them, and listings of results omit them.
 PRIVATE = ".torchx_kfp"
-#: What the names of files begin with that are being written.
+#: The prefix of temporary files.
 TEMPORARY = f"{PRIVATE}-"
 
-#: How often a write is retried: other processes may remove a folder just after this one has created it.
+#: The most attempts of a write: other processes may remove a folder just after this one has created it.
 _ATTEMPTS = 100
 _CHUNK = 1 << 20
 _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFLNK: "symbolic link"}
 
 
 class UnfitFileError(OSError):
-    """A path does not lead to a file that may be read.
+    """A path does not lead to a readable regular file.
 
     Attributes:
-        mode: the mode bits of what is there; 0 if they are not the reason.
+        mode: the mode bits at the path; 0 if they are not the reason.
     """
 
     def __init__(self, message: str, mode: int = 0) -> None:
@@ -40,7 +40,7 @@ class UnfitFileError(OSError):
 
 
 def special_kind(mode: int) -> str:
-    """Return the name of a kind that is neither file nor folder: opening or reading such a thing may never end."""
+    """Return the name of a kind that is neither file nor folder, or "": opening or reading it may never end."""
     return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else _kind(mode)
 
 
@@ -49,7 +49,7 @@ def _kind(mode: int) -> str:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Tell whether a path, or URL, is a folder or inside it, by its text."""
+    """Return whether a path, or URL, is a folder or inside it, judging by its text."""
     path = path if "://" in path else os.path.normpath(path)
     return path == folder or path.startswith(os.path.join(folder, ""))
 
@@ -62,13 +62,13 @@ def open_regular(path: str, root: str | None = None) -> BinaryIO:
 
     Args:
         path: the file's path.
-        root: the folder that must contain it; None if it may be anywhere.
+        root: the folder that must contain it; None for any.
 
     Raises:
-        UnfitFileError: it is not a regular file, or leads out of the root.
+        UnfitFileError: it is not a regular file, or is outside the root.
         OSError: it cannot be opened.
     """
-    mode = os.stat(path).st_mode  # fails if links go round, too
+    mode = os.stat(path).st_mode  # also fails for a loop of links
     if root is not None and not is_below(os.path.realpath(path), os.path.realpath(root)):
         raise UnfitFileError(f"{path} is a symbolic link out of {root}", stat.S_IFLNK)
     if not stat.S_ISREG(mode):
@@ -80,7 +80,7 @@ def read_bytes(path: str, root: str | None = None, *, limit: int) -> bytes:
     """Return the content of a file; the arguments are those of ``open_regular``.
 
     Raises:
-        UnfitFileError: it has more bytes than ``limit``, is not a regular file, or leads out of the root.
+        UnfitFileError: it has more bytes than ``limit``, is not a regular file, or is outside the root.
         OSError: it cannot be read.
     """
     with open_regular(path, root) as file:
@@ -105,10 +105,10 @@ def write_file(
 
     Args:
         path: the file's path.
-        content: the content of the file, or a file that is copied.
-        durable: whether to force the content and the file's name to disk, so that they survive a crash of the machine.
-        permissions: the file's mode bits; by default those of a new file, under the umask.
-        folder_mode: the mode bits of the folders that are created, likewise.
+        content: the content of the file, or a file to copy.
+        durable: force the content and the file's name to disk, so that they survive a crash of the machine.
+        permissions: the file's mode bits. Default: those of a new file under the umask.
+        folder_mode: the mode bits of created folders, likewise.
 
     Raises:
         OSError: the file could not be written; it is unchanged.
@@ -140,7 +140,7 @@ def make_folder(folder: str, mode: int | None = None) -> None:
 
 def _write(path: str, content: bytes | BinaryIO, durable: bool, permissions: int | None) -> None:
     temporary = os.path.join(os.path.dirname(path), temporary_name())
-    # From the first byte on: another user could open the file before its mode is changed.
+    # Set the mode at creation: another user could open the file before a chmod.
     mode = 0o666 if permissions is None else permissions & 0o666
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         try:
@@ -181,5 +181,5 @@ def copy_content(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def temporary_name() -> str:
-    """Return a new name for a file that is not complete yet, or about to go."""
+    """Return a new name for an incomplete file, or one to be removed."""
     return f"{TEMPORARY}{os.urandom(8).hex()}"

@@ -1,4 +1,4 @@
-"""Signatures that show the keywords of which a function takes many, where an editor or ``help()`` asks for them."""
+"""Signatures of functions with many keywords, for editors and ``help()``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def keywords_of(kind: type) -> list[inspect.Parameter]:
-    """Return parameters for the keys of a ``TypedDict`` that a function takes as ``**options: Unpack[kind]``."""
+    """Return a parameter for each key of a ``TypedDict`` that a function takes as ``**options: Unpack[kind]``."""
     return [
         inspect.Parameter(
             name,
@@ -23,7 +23,7 @@ def keywords_of(kind: type) -> list[inspect.Parameter]:
 
 
 def with_keywords(keywords: Iterable[inspect.Parameter]) -> Callable[[_Function], _Function]:
-    """Decorate a function whose last parameter is ``**options``: its signature lists these in place of it."""
+    """Return a decorator that replaces the last parameter, ``**options``, by these in a function's signature."""
 
     def decorate(function: _Function) -> _Function:
         *own, _ = (signature := inspect.signature(function)).parameters.values()

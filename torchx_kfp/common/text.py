@@ -1,9 +1,9 @@
 """Text for people: lists of names, shortened values, durations, suggestions, and text that is safe for a terminal.
 
-All text that comes from elsewhere (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
-its way to a terminal, in the modules that write: ``cli.display.printing`` for commands, ``runs.watch.Terminal`` for a
-run in progress, ``report.page`` for reports. Control characters can move the cursor and set titles and clipboards;
-format characters can reverse the direction of writing, so that text reads as something else.
+All foreign text (names, values, errors, log lines) passes through ``clean`` or ``printable`` on its way to a terminal,
+in the modules that write: ``cli.display.printing`` for commands, ``runs.watch.Terminal`` for a run in progress,
+``report.page`` for reports. Control characters can move the cursor and set titles and clipboards; format characters can
+reverse the direction of writing, so that text reads as something else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _USER = re.compile(r"://[^/@:\s'\"]*:[^/@\s'\"]*@")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
-#: Matches an escape sequence that hides the text after it.
+#: Matches an escape sequence that hides the following text.
 _CONCEALS = re.compile(r"[\[;]0*8[;m]")
 #: Newlines and tabs are layout; many scripts and emoji need the two joiners.
 _KEPT = "\n\t\u200c\u200d"
@@ -47,11 +47,11 @@ _KEPT = "\n\t\u200c\u200d"
 
 
 def listed(names: Iterable[str], most: int = LISTED) -> str:
-    """List the first names and count the rest: ``a, b and 1,000 more``. Empty if there are no names.
+    """List the first names and count the rest: ``a, b and 1,000 more``; "" without names.
 
     Args:
-        names: each becomes one line (``printable``).
-        most: how many of them are named.
+        names: the names; each is made ``printable``.
+        most: the most names.
     """
     found = [printable(name) for name in names]
     more = f" and {len(found) - most:,} more" if len(found) > most else ""
@@ -59,7 +59,7 @@ def listed(names: Iterable[str], most: int = LISTED) -> str:
 
 
 def joined(names: Iterable[str]) -> str:
-    """Join all names, quoted, into a part of a sentence: ``'a', 'b' and 'c'``."""
+    """Join all names in quotes: ``'a', 'b' and 'c'``."""
     quoted = [repr(name) for name in names]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
@@ -73,8 +73,8 @@ def duration(seconds: float, *, whole: bool = False) -> str:
     """Write a duration in at most two units: ``0.35s``, ``9.0s``, ``12m 05s``, ``3h 02m``, ``2d 07h``, ``30d``.
 
     Args:
-        seconds: the duration; a negative number, which results from clocks that are set back, counts as 0.
-        whole: whether to omit fractions of a second, for a clock that ticks: ``9s``.
+        seconds: the duration; negative ones, from clocks that were set back, count as 0.
+        whole: omit fractions of a second, as for a ticking clock: ``9s``.
     """
     seconds = max(0.0, seconds)
     if whole:
@@ -96,7 +96,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds in a duration such as ``45s``, ``1.5h``, ``1h30m`` or ``12m 05s`` (units: s, m, h, d, w).
 
     Raises:
-        ValueError: the text is not a duration of more than 0 seconds.
+        ValueError: the text is not a positive duration.
     """
     parts = _DURATION.findall(text)
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
@@ -114,7 +114,7 @@ def size_text(size: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Write a time (seconds since the epoch) with its zone: ``2026-01-31 14:05:09 +0000``."""
+    """Write a time (seconds since the epoch) with its time zone: ``2026-01-31 14:05:09 +0000``."""
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
@@ -122,7 +122,7 @@ def moment(seconds: float) -> str:
 
 
 def shown(value: object, limit: int = 120) -> str:
-    """Return the value's repr for a message; if it is longer than ``limit``, its beginning and its length."""
+    """Return the value's repr for a message; beyond ``limit``, its beginning and length."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an int of thousands of digits, or deeply nested lists
@@ -131,17 +131,17 @@ def shown(value: object, limit: int = 120) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """Return a message without the users and passwords of the URLs in it, which errors of drivers repeat."""
+    """Return a message without users and passwords in URLs, which errors of drivers may repeat."""
     return _USER.sub("://...@", text)
 
 
 def shorten(text: str, limit: int, *, keep: str = "start") -> str:
-    """Cut text to ``limit`` characters, with ``…`` in place of what is left out.
+    """Shorten text to ``limit`` characters, with ``…`` for the omitted part.
 
     Args:
         text: a text in one line.
         limit: at least 1.
-        keep: the part that distinguishes texts: ``"start"``, ``"end"`` (for paths), or ``"ends"`` (for names).
+        keep: the part to keep: ``"start"``, ``"end"`` (for paths), or ``"ends"`` (for names).
     """
     if len(text) <= limit:
         return text
@@ -154,13 +154,13 @@ def shorten(text: str, limit: int, *, keep: str = "start") -> str:
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """Return a sentence that suggests the most similar name, with a space before it; empty if none is similar.
+    """Return a sentence that suggests the most similar name, after a space, or "" if none is similar.
 
-    Names also count as similar if one is cut short, such as ``digtis`` and ``digits-20260101-120000``.
+    Beginnings of names count as well: ``digtis`` is similar to ``digits-20260101-120000``.
 
     Args:
-        name: the name that a user wrote; a program may pass something other than text.
-        names: the names that exist.
+        name: the wrong name; programs may pass values other than text.
+        names: the known names.
     """
     near = most_similar(str(name), names)
     return f" Did you mean {near!r}?" if near is not None else ""
@@ -170,11 +170,11 @@ def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = 
     """Return a sentence that suggests the most similar path in the same folder, as ``did_you_mean`` does for names.
 
     Args:
-        path: the path of something that does not exist or has another kind.
-        suffixes: the suffixes of files that may be meant; none if a folder is meant.
+        path: a path that does not exist or has the wrong type.
+        suffixes: the suffixes of possible files; empty if a folder is meant.
     """
 
-    def stem(name: str) -> str:  # a suffix that all files share does not make them similar
+    def stem(name: str) -> str:  # a common suffix does not make names similar
         return os.path.splitext(name)[0] if suffixes else name
 
     folder, wrong = os.path.split(path)
@@ -203,7 +203,7 @@ def most_similar(wrong: str, names: Iterable[str]) -> str | None:
 
 
 class SuggestingDict(dict[str, V]):
-    """A dict that raises ``UnknownNameError``, a KeyError, for a name that does not exist.
+    """A dict that raises ``UnknownNameError``, a KeyError, for an unknown name.
 
     Args:
         values: the values by name.
@@ -224,13 +224,13 @@ class SuggestingDict(dict[str, V]):
 
 
 def describe_unknown(owner: str, kind: str, name: object, known: Iterable[str]) -> str:
-    """Return a message about a name that does not exist, with those that do.
+    """Return a message about an unknown name, with the known ones.
 
     Args:
         owner: the owner of the values, as the beginning of a sentence: ``The stage 'train'``.
-        kind: the kind of value, such as ``result``; with an ``s``, it is the plural.
-        name: the name that does not exist.
-        known: the names that exist.
+        kind: the kind of value, such as ``result``; an ``s`` is added for the plural.
+        name: the unknown name.
+        known: the known names.
     """
     names = list(known)
     there = f"Its {kind}s: {listed(map(repr, names), 20)}." if names else "It has none."
@@ -241,7 +241,7 @@ def describe_unknown(owner: str, kind: str, name: object, known: Iterable[str]) 
 
 
 def is_unsafe(character: str) -> bool:
-    """Tell whether a terminal may do more than show the character: controls, writing directions, line ends."""
+    """Return whether a character is unsafe in a terminal: controls, writing directions, line ends."""
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _KEPT
 
 
@@ -250,12 +250,12 @@ def clean(text: str, *, colours: bool = False) -> str:
 
     Args:
         text: any text.
-        colours: whether to keep escape sequences that set colors, or bold and dim text.
+        colours: keep escape sequences for colors, bold and dim text.
     """
     if text.isprintable():
         return text
     if not colours:
-        # Of a large page, only its few different characters are looked at.
+        # A large page has only few different characters.
         return text.translate({ord(character): REPLACEMENT for character in set(text) if is_unsafe(character)})
     pieces = _COLOUR.split(text)
     # Every second piece is an escape sequence.
@@ -265,18 +265,18 @@ def clean(text: str, *, colours: bool = False) -> str:
 
 
 def clean_line(line: bytes) -> str:
-    """Decode a line of a log for a terminal: colors stay; anything else that is unsafe is replaced."""
+    """Decode a log line for a terminal: colors stay, unsafe characters are replaced."""
     text = line.decode("utf-8", "replace").rstrip("\r")
-    # A progress bar overwrites its line: show the text that would be left.
+    # A progress bar overwrites its line: keep its last text.
     return clean(text.rsplit("\r", 1)[-1], colours=True)
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Put text into one line: Python's escapes replace line ends, tabs, and characters that are unsafe in a terminal.
+    """Return text as one line: line ends, tabs and unsafe characters become Python's escapes.
 
     Args:
         text: any text.
-        keep: line ends or tabs that stay.
+        keep: line ends or tabs to keep.
     """
     if text.isprintable():
         return text
@@ -285,7 +285,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def escape_json(text: str) -> str:
-    """Escape characters in JSON that are unsafe in a terminal; they can occur only inside its strings."""
+    """Escape characters in JSON that are unsafe in a terminal; they only occur inside strings."""
     if text.isprintable():
         return text
     return "".join(json.dumps(character)[1:-1] if is_unsafe(character) else character for character in text)

@@ -1,7 +1,7 @@
 """The checks of ``torchx-kfp doctor``: this machine, a KFP host and storage. None changes a host.
 
-A check returns what it has found, as a sentence, or raises: ``NotAsked`` if there is nothing to look at, ``Doubt`` if
-most things work nevertheless, and any other error if something needed is missing.
+A check returns a sentence, or raises: ``Skipped`` if there is nothing to check, ``Doubt`` for a warning, and any other
+error if something required is missing.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ _PACKAGES = (
     *("torchx-kfp", "kfp", "kfp-kubernetes", "kfp-server-api", "torchx", "torchx-nightly", "urllib3", "fsspec"),
     *("s3fs", "gcsfs", "adlfs"),
 )
-#: What KFP's health has one of: that of its API server, or that of its UI, which stands in for it.
+#: Keys of the health of KFP's API server, or of its UI, which answers for it.
 _HEALTH = {"commit_sha", "tag_name", "multi_user", "apiServerReady"}
 _TIMEOUTS = Timeouts(connect=5.0, read=20.0, whole=30.0, retries=1)
-#: No run has this id.
+#: The id of no run.
 _NOBODY = "00000000-0000-0000-0000-000000000000"
-#: How many characters of an error's message are shown.
+#: The most characters of an error's message.
 _LONGEST = 900
 
 
-class NotAsked(Exception):
-    """Nothing was looked at; the message says why."""
+class Skipped(Exception):
+    """A check was skipped; the message says why."""
 
 
 class Doubt(Exception):
-    """Something is not as it should be, and most things work nevertheless."""
+    """Something is wrong, but most things work."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found; ``level`` is "ok", "warning", "missing" or "skipped"."""
+    """The outcome of a check; ``level`` is "ok", "warning", "missing" or "skipped"."""
 
     level: str
     subject: str
@@ -69,7 +69,7 @@ class Finding:
 
 @dataclass
 class CheckUp:
-    """What the checks look at: ``flags`` are settings of the command line, the rest is from earlier checks."""
+    """The input of the checks: ``flags`` are settings of the command line, the rest is from earlier checks."""
 
     flags: Mapping[str, Any]
     settings: Settings = field(default_factory=Settings)
@@ -77,7 +77,7 @@ class CheckUp:
 
     @property
     def base(self) -> str:
-        """The tracker base, also if the other settings cannot be read."""
+        """The tracker base, even if the other settings cannot be read."""
         return str(self.flags.get("tracker_base") or self.settings.tracker_base)
 
     @cached_property
@@ -87,19 +87,19 @@ class CheckUp:
 
 
 def check_up(flags: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what each check of ``CHECKS`` finds. A check is skipped if the one that it needs has found nothing."""
+    """Yield the outcome of each check. A check is skipped if the one that it needs did not succeed."""
     look = CheckUp(flags)
     without: set[str] = set()
     for subject, (needed, check) in CHECKS.items():
         try:
             if needed in without:
-                raise NotAsked(f"It needs the {needed}: see above.")
+                raise Skipped(f"It needs the {needed}: see above.")
             level, found = "ok", check(look)
-        except NotAsked as why:
+        except Skipped as why:
             level, found = "skipped", str(why)
         except Doubt as doubt:
             level, found = "warning", str(doubt)
-        except Exception as error:  # also of a library: other checks go on
+        except Exception as error:  # also from libraries; other checks continue
             level = "missing"
             found = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
         if level in ("missing", "skipped"):
@@ -122,7 +122,7 @@ def _packages(look: CheckUp) -> str:
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")
-    return f"{', '.join(found)}. Whether they fit together: pip check"
+    return f"{', '.join(found)}. To check their compatibility: pip check"
 
 
 def _container_engine(look: CheckUp) -> str:
@@ -132,8 +132,8 @@ def _container_engine(look: CheckUp) -> str:
         engine = find_engine()
     except ContainerEngineError:
         raise Doubt(
-            "Neither Docker nor Podman answers. Start Docker, set DOCKER_HOST, or install Podman: torchx-kfp run "
-            "--docker needs it, nothing else."
+            "Neither Docker nor Podman answers. Only torchx-kfp run --docker needs one: start Docker, set DOCKER_HOST, "
+            "or install Podman."
         ) from None
     return f"{engine.version} of {engine.program} answers."
 
@@ -144,7 +144,7 @@ def _settings(look: CheckUp) -> str:
     for name, source in settings.sources.items():
         value = "(not shown)" if SETTINGS[name].secret else getattr(settings, name)
         given.append(f"{name} {value} from {source}")
-    found = "; ".join(given) or f"None is given, neither as a flag nor in the environment nor in {config_file()}"
+    found = "; ".join(given) or f"None in flags, the environment, or {config_file()}"
     if settings.warnings:
         raise Doubt(" ".join([f"{found}.", *settings.warnings]))
     return f"{found}."
@@ -156,17 +156,17 @@ def _host(look: CheckUp) -> str:
         health = connection.get(f"{V2BETA1}/healthz")
     except HostSettingsError:
         if not (look.settings.host or look.settings.kube_context):
-            raise NotAsked("None is given: --host URL, TORCHX_KFP_HOST, or host in the settings file.") from None
+            raise Skipped("None is given: --host URL, TORCHX_KFP_HOST, or host in the settings file.") from None
         raise
     if not _HEALTH & health.keys():
         raise HostUnreachableError(
-            f"{connection.name}{V2BETA1}/healthz is not KFP's: it has {', '.join(map(repr, health)) or 'nothing'}. "
+            f"{connection.name}{V2BETA1}/healthz is not from KFP: it has {', '.join(map(repr, health)) or 'nothing'}. "
             "Check the host and its port."
         )
-    # KFP's UI answers in place of the API server, with other names.
+    # KFP's UI answers for the API server, with different names.
     if health.get("apiServerReady") is False:
         raise HostUnreachableError(
-            "KFP's UI answers, but its API server does not. An administrator finds out why: kubectl -n kubeflow get "
+            "KFP's UI answers, but its API server does not. An administrator can look at it: kubectl -n kubeflow get "
             "pods -l app=ml-pipeline"
         )
     look.health = {
@@ -182,10 +182,10 @@ def _version(look: CheckUp) -> str:
     users = "several users" if look.health["multi_user"] else "one user"
     version = parse_version(tag)
     if version is None:
-        return f"KFP for {users}; this build does not say its version."
+        return f"KFP for {users}; its version is unknown."
     found = f"KFP {tag.removeprefix('v')}, for {users}."
     if version < OLDEST:
-        raise Doubt(f"{found} torchx-kfp is for KFP 2 from {OLDEST} on, and was tested on {OLDEST} and {NEWEST}.")
+        raise Doubt(f"{found} torchx-kfp supports KFP {OLDEST} and later, and was tested on {OLDEST} and {NEWEST}.")
     return found
 
 
@@ -201,9 +201,9 @@ def _login(look: CheckUp) -> str:
 
 
 def _submitting(connection: Connection, namespace: str) -> str:
-    """Find out whether runs can be submitted in a namespace, in words that follow "listed"; empty if that is not known.
+    """Return " and submitted" if runs can be submitted in a namespace, or "" if that is unknown.
 
-    KFP looks at the right before it looks at the pipeline, which is empty: nothing is started. (``BaseRunServer`` and
+    KFP checks the right before the pipeline, which is empty, so nothing is started. (``BaseRunServer`` and
     ``ResourceManager.CreateRun`` in ``backend/src/apiserver``.)
     """
     answer = connection.get(f"{V2BETA1}/experiments", page_size=1, namespace=namespace)
@@ -227,35 +227,35 @@ def _states_of_stages(look: CheckUp) -> str:
         look.connection.get(f"{V1BETA1}/runs/{_NOBODY}")
     except HostError as error:
         if isinstance(error, HostNotFoundError) and "Is this the URL of a KFP host?" not in str(error):
-            return served  # it is the run that KFP has not found
-        lost = "The states of stages, their results and logs cannot be shown, only the state of a run"
-        raise Doubt(f"{lost}, without the API v1beta1: {error}") from None
+            return served  # KFP did not find the run
+        lost = "Without the API v1beta1, only the states of runs are known, not those of stages, their results and logs"
+        raise Doubt(f"{lost}: {error}") from None
     return served
 
 
 def _tracker_base(look: CheckUp) -> str:
     if not look.base:
-        raise NotAsked("None is given: --tracker-base s3://bucket/results.")
+        raise Skipped("None is given: --tracker-base s3://bucket/results.")
     Recorder(look.base, patience=SHORT_PATIENCE).verify_writable()
-    return f"{shown(look.base)} was written and read from here; the file is removed."
+    return f"{shown(look.base)} can be written and read from this machine; the test file was removed."
 
 
 def _storage_of_stages(look: CheckUp) -> str:
     storage = storage_of(look.settings)
     if not storage:
-        raise NotAsked(f"Stages on the host get none: {variable('storage_variables')}, {variable('storage_secret')}.")
+        raise Skipped(f"Stages on the host get none: {variable('storage_variables')}, {variable('storage_secret')}.")
     for name, value in storage.variables.items():
         if is_of_this_machine(value):
             raise Doubt(
-                f"Stages on the host get {name}={value}, which means the pod itself there, not this machine. Give the "
-                "address that the server has in the cluster, such as http://seaweedfs.kubeflow:9000"
+                f"Stages on the host get {name}={value}, which is the pod itself on KFP, not this machine. Give the "
+                "server's address in the cluster, such as http://seaweedfs.kubeflow:9000"
             )
     given = [f"{name}={value}" for name, value in storage.variables.items()]
     given += [f"{name} (the key {key!r} of the secret {storage.secret!r})" for name, key in storage.keys.items()]
-    return f"Stages on the host get {', '.join(given)}. Whether that is right, only a pod shows."
+    return f"Stages on the host get {', '.join(given)}. Only a pod can test that."
 
 
-#: Each check by its subject, with the subject of the check that it needs.
+#: The checks by subject, each with the subject of the check that it needs.
 CHECKS: Mapping[str, tuple[str, Callable[[CheckUp], str]]] = {
     "Python": ("", _python),
     "packages": ("", _packages),

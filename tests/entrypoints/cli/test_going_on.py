@@ -72,7 +72,7 @@ def test_the_last_line_is_the_command_that_goes_on(
     assert failed.returncode == 1, failed.stderr
     last = failed.stderr.splitlines()[-1]
     again = shlex.join([*words, "--fresh=third"])
-    assert last.startswith("To go on, with finished stages from the cache: ")
+    assert last.startswith("To continue, with finished stages from the cache: ")
     [replay] = [line for line in failed.stderr.splitlines() if " replay " in line]
     assert re.search(r"breakpoint\(\) works: \S*torchx-kfp replay mine-\S+/second$", replay)
     assert last.endswith(f"torchx-kfp {again}")
@@ -93,7 +93,7 @@ def test_ctrl_c_in_the_middle(project: Path, tmp_path: Path, call: Program, word
         _, stderr = process.communicate()
     assert process.returncode == 130
     last = stderr.splitlines()[-2]
-    assert last.startswith("To go on, with finished stages from the cache: ")
+    assert last.startswith("To continue, with finished stages from the cache: ")
     assert last.endswith(f"torchx-kfp {shlex.join(words)}")
     (tmp_path / "wait-second").unlink()
     assert states(call(*words, folder=project).stdout) == ["cached", "succeeded", "succeeded"]

@@ -236,7 +236,7 @@ V1 = "This is code of KFP v1, which kfp 2 does not run."
 #: Files without a pipeline of their own, the name to load, and what is said; empty if something is loaded.
 FILES = {
     "component": (COMPONENT, "", ""),
-    "factory": (FACTORY, "", "has no pipeline at its top level: build makes one when it is called. Add a line such as"),
+    "factory": (FACTORY, "", "has no pipeline at its top level, but build creates one. Add a line such as"),
     "imported": ("from component import hello", ":hello", ""),
     "components": (COMPONENT.replace("hello", "a") + COMPONENT, "", "Or name one of its components: a, hello."),
     "operators": ("from kfp import dsl\ndsl.ContainerOp(name='a', image='b')", "", V1),

@@ -70,7 +70,7 @@ def trickle(start: bytes, piece: bytes) -> Callable[[socket.socket], None]:
 def test_a_host_that_accepts_and_says_nothing() -> None:
     with host(lambda connection: connection.recv(1)) as url:
         connection = Connection(Settings(host=url), Timeouts(read=0.3, wait=0.01))
-        with pytest.raises(HostUnreachableError, match=says(url, PATH, "accepted", "not answered within")) as caught:
+        with pytest.raises(HostUnreachableError, match=says(url, PATH, "accepted", "did not answer within")) as caught:
             connection.get(PATH)
     found = re.search(r"within ([\d.]+)s", str(caught.value))
     assert found is not None

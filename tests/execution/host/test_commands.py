@@ -237,7 +237,7 @@ def test_a_full_temporary_folder_is_named(there: Program) -> None:
     done = subprocess.run(limited, cwd=there.folder, env=there.environ(), capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert re.search(says("Logs cannot be kept", "ulimit", "TMPDIR"), done.stderr)
+    assert re.search(says("Logs cannot be written", "ulimit", "TMPDIR"), done.stderr)
 
 
 # Settings

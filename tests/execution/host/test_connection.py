@@ -169,7 +169,7 @@ def test_a_token_that_has_changed_in_the_settings_file_is_read_again(server: Scr
 @pytest.mark.parametrize(
     ("settings", "sent"),
     [
-        ({}, "No credentials were sent"),
+        ({}, "sent without credentials"),
         ({"existing_token": "hidden"}, "existing_token"),
         ({"cookies": "session=hidden"}, "cookies"),
         ({"existing_token": "hidden", "namespace": "alice"}, "'alice'"),

@@ -224,12 +224,12 @@ def test_a_command_to_copy_does_not_run_what_a_host_says(server: Scripted) -> No
 def test_a_log_that_kfp_cannot_read_names_other_ways_when_the_pod_has_ended(server: Scripted) -> None:
     server.script = lambda request: Reply(answer("log-unreadable"))
     so_far = Log(server).why_not(is_over=False)
-    assert re.search(says("after the pod's end", "the logs of pods that run", "kubectl logs", POD), so_far)
+    assert re.search(says("after the pod's end", "does not return logs of running pods", "kubectl logs", POD), so_far)
     assert "code=NotFound" not in so_far, "KFP's own words are long, and nothing is wrong"
-    assert re.search(says("does not give it", "code=NotFound", "kubectl logs"), Log(server).why_not())
+    assert re.search(says("does not return it", "code=NotFound", "kubectl logs"), Log(server).why_not())
 
 
-@pytest.mark.parametrize(("code", "fact"), [(404, "no such log"), (500, "does not give it")])
+@pytest.mark.parametrize(("code", "fact"), [(404, "no such log"), (500, "does not return it")])
 def test_a_log_that_is_gone_names_other_ways(server: Scripted, code: int, fact: str) -> None:
     server.script = lambda request: status(13, "failed to read the pod's log", code)
     link = f"{server.url}/#/runs/details/{RUN}"

@@ -118,7 +118,7 @@ def test_a_retry_is_watched(retried: Retried) -> None:
     run = attach(run_id, host=retried.host.url)
     assert run.wait(Watch()).state is State.FAILED
     said = retried.program("watch", run_id).stderr
-    assert re.search(says(f"torchx-kfp retry {run_id}\n", "Submit it again to go on", "KFP's cache"), said), said
+    assert re.search(says(f"torchx-kfp retry {run_id}\n", "Submit it again to continue", "KFP's cache"), said), said
     result = run.retry().wait(Watch(), timeout=60)
     assert (result.state, result["train"].state) == (State.FAILED, State.FAILED), "nothing has changed"
     (retried.folder / "go").touch()
@@ -315,10 +315,10 @@ def test_replicas_that_may_go_on_after_a_cancel_are_named(retried: Retried) -> N
     assert run.left_replicas() == []
     done = retried.program("cancel", run_id)
     assert done.returncode == 0, done.stderr
-    said = re.search(r"Replicas of train may go on\. To end them: (.*)", done.stderr)
+    said = re.search(r"Replicas of train may still run\. To end them: (.*)", done.stderr)
     assert said is not None, done.stderr
     assert re.fullmatch(r"kubectl delete jobs\.batch train-[0-9a-f]{10} -n kubeflow", said[1])
-    assert done.stderr.count(" may go on.") == 1, "the other stages have no replicas, or these have ended"
+    assert done.stderr.count(" may still run.") == 1, "the other stages have no replicas, or these have ended"
     run.wait(Watch())
     assert run.left_replicas() == [said[0]]
     assert said[0] in retried.program("watch", run_id, "-q").stderr

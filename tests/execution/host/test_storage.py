@@ -98,7 +98,7 @@ def test_an_address_here_is_no_finding_with_one_of_the_cluster():
     assert not [str(one) for one in check({**here, **there}) if "S3" in str(one)]
     wrong = {"TORCHX_KFP_STORAGE_VARIABLES": "AWS_ENDPOINT_URL=http://[::1]:9000"}
     found = [str(one) for one in check({**here, **wrong})]
-    assert [one for one in found if "'tracked'" in one and "means the pod itself there" in one]
+    assert [one for one in found if "'tracked'" in one and "is the pod itself on KFP" in one]
     assert not [one for one in found if "'pinned'" in one]
 
 

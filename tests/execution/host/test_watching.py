@@ -73,7 +73,7 @@ def test_a_signal_without_a_terminal(
         out, said = process.communicate()
     assert process.returncode == 128 + number
     [run_id] = kfp_host.runs
-    assert re.search(says(f"The run {run_id} goes on.", f"watch {run_id} --host", f"cancel {run_id} --host"), said)
+    assert re.search(says(f"The run {run_id} continues.", f"watch {run_id} --host", f"cancel {run_id} --host"), said)
     assert "Traceback" not in said
     assert "SIGINT" not in said, "the run has not ended"
     if "--json" in words:
@@ -137,7 +137,7 @@ def test_a_run_that_was_submitted_is_named_even_if_it_cannot_be_watched(kfp_host
     done = program("submit", "small.yaml", "-p", "code=1", "--watch", "--json", "--host", kfp_host.url)
     assert (done.returncode, done.stdout) == (1, "")
     [run_id] = kfp_host.runs
-    facts = says("Forbidden", f"The run {run_id} may go on", f"watch {run_id} --host {kfp_host.url}")
+    facts = says("Forbidden", f"The run {run_id} may still be running", f"watch {run_id} --host {kfp_host.url}")
     assert re.search(facts, done.stderr)
 
 
@@ -182,7 +182,7 @@ def test_a_host_that_may_not_read_the_logs_of_pods(kfp_host: KfpHost, program: P
     words = ("submit", "small.yaml", "--no-cache", "-q", "--host", kfp_host.url)
     code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
     run_id = program(*words, "-p", f"code={code}").stdout.strip()
-    facts = says("work: ", "after the pod's end", "does not give the logs of pods that run", "kubectl logs")
+    facts = says("work: ", "after the pod's end", "does not return logs of running pods", "kubectl logs")
     with program.start("logs", run_id, "--follow", "--host", kfp_host.url) as process:
         wait_until(lambda: re.match(facts, process.stderr))
         done = program("logs", f"{run_id}/work", "--host", kfp_host.url)

@@ -1,7 +1,7 @@
-"""The command line: commands read their words, call the other packages, and show the results.
+"""The command line: commands parse their arguments, call the other packages, and print the results.
 
-Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call,
-128 + n for signal n.
+Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for wrong usage, 128 + n for signal
+n.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torchx_kfp.errors import StageFailedError, TorchxKfpError
 __all__ = ["main"]
 
 
-#: The commands by what they are for, each with its line of help. The module of each, in ``commands``, defines
-#: ``<command>_command``; it is imported when the command is used.
+#: The commands by purpose, each with its help line. The module of a command in ``commands`` defines
+#: ``<command>_command`` and is imported on use.
 _SECTIONS = {
     "Write": {
-        "init": "Write a small project that runs at once.",
-        "check": "Find what would fail here or on KFP.",
+        "init": "Create a small project that runs out of the box.",
+        "check": "Find problems of a pipeline, local and on KFP.",
         "compile": "Write a pipeline as YAML for KFP's own tools.",
     },
     "Run": {
@@ -39,14 +39,14 @@ _SECTIONS = {
         "watch": "Show a run until it ends.",
         "logs": "Print the output of stages.",
         "cancel": "End a run.",
-        "retry": "Run again what failed in a run.",
+        "retry": "Run the failed stages of a run again.",
         "replay": "Run one stage again, on this machine.",
     },
     "Results": {
         "results": "Show results of stages: filtered, sorted, as JSON or CSV.",
-        "show": "Show a run, all that a stage has recorded, or its lineage.",
+        "show": "Show a run, all records of a stage, or its lineage.",
         "compare": "Show runs side by side.",
-        "get": "Copy an artifact of a run.",
+        "get": "Copy an artifact of a run to this machine.",
         "report": "Write a run as an HTML page.",
         "ui": "Show runs in a browser, and compare them.",
     },
@@ -65,22 +65,22 @@ _FORMER = {
     "tag": "--name of torchx-kfp run and submit",
     "gc": "rm -r, or a lifecycle rule of the bucket (docs/guides/storage.md#remove-old-runs)",
 }
-#: The variable by which a shell asks for completions.
+#: The variable with which a shell requests completions.
 _COMPLETE = "_TORCHX_KFP_COMPLETE"
-#: What all commands mean by RUN.
+#: The meaning of RUN in all commands.
 _ABOUT_RUN = """\
-RUN is the id of a run, the beginning or end of it, its name on KFP, the URL of its page there, the path of its folder,
-or "latest". RUN/STAGE is one of its stages, as tables and logs call it, such as latest/train[2]; make_data is
-make-data. A run is looked for on this machine, and then on the KFP host; with --host only there. "latest" is the first
+RUN is the id of a pipeline run, its beginning or end, its name on KFP, the URL of its page there, the path of its
+folder, or "latest". RUN/STAGE is one of its stages, with the name in tables and logs: latest/train[2]; make_data is
+make-data. Runs are looked up on this machine, then on the KFP host; with --host, only there. "latest" is the first run
 of `torchx-kfp runs`."""
 
-#: How similar two options are of which one may be meant for the other, from 0 to 1.
+#: The least similarity of a suggested option, from 0 to 1.
 _SIMILAR = 0.75
 
 
 @contextlib.contextmanager
 def _explaining_options() -> Iterator[None]:
-    """Say what to write for an option of another place; click would suggest one that looks a little like it."""
+    """Explain options that belong elsewhere; click would suggest a slightly similar one."""
     try:
         yield
     except click.NoSuchOption as error:
@@ -96,7 +96,7 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
     flags = [flag for param in command.params for flag in param.opts] if command is not None else []
     name, hint = error.option_name.lstrip("-"), ""
     if error.option_name == "--traceback" and error.ctx is not None:
-        hint = f" Give it before the command: torchx-kfp --traceback {error.ctx.info_name} ..."
+        hint = f" It goes before the command: torchx-kfp --traceback {error.ctx.info_name} ..."
     elif name == "format" and "--json" in flags:
         hint = " Did you mean '--json'?"
     elif "--host" in flags and (setting := name.removeprefix("no-").replace("-", "_")) in SETTINGS:
@@ -107,13 +107,14 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
         hint = f" Did you mean '--{near[0].lstrip('-')}'?"
     elif "-p" in flags:
         hint = (
-            f" A parameter of a pipeline: -p {name}=... An argument of a component, after all options: -- --{name} ..."
+            f" For a parameter of a pipeline: -p {name}=... For an argument of a component, after all options: "
+            f"-- --{name} ..."
         )
     return click.UsageError(f"{error.message.rstrip('.')}.{hint}", error.ctx)
 
 
 class _CommandGroup(click.Group):
-    """Loads a command when it is used, and prints torchx-kfp's errors as messages, with a traceback on request."""
+    """Loads commands on use, and prints torchx-kfp's errors as messages, with a traceback on request."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -174,7 +175,7 @@ class _CommandGroup(click.Group):
         except TorchxKfpError as error:
             if ctx.params.get("traceback"):
                 print_message(traceback.format_exc())
-            # The end of a stage's log keeps its colors.
+            # The last lines of a stage's log keep their colors.
             print_message(f"Error: {error}", colours=isinstance(error, StageFailedError))
             ctx.exit(error.exit_code)
         finally:
@@ -186,13 +187,13 @@ class _CommandGroup(click.Group):
 @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 def cli(traceback: bool) -> None:
     """TorchX applications as stages of Kubeflow Pipelines v2."""
-    del traceback  # read by the group
+    del traceback  # the group reads it
 
 
 class _Pipe(io.FileIO):
-    """The file of a stream whose reader may be gone, such as ``head -1``: what fails with this error is not written.
+    """The file of a stream whose reader may be gone, such as ``head -1``: writes that fail with this error are dropped.
 
-    After any other error the command ends. It is raised once: Python writes the rest of a buffer again when it ends.
+    Any other error ends the command. It is raised once: Python writes the rest of a buffer again at exit.
     """
 
     def __init__(self, stream: io.TextIOWrapper, error: type[OSError]) -> None:
@@ -210,7 +211,7 @@ class _Pipe(io.FileIO):
 
 
 def _lenient(stream: Any, error: type[OSError]) -> Any:
-    """Return a stream in place of one of Python's own: no missing reader and no odd character ends a command."""
+    """Return a replacement for one of Python's streams: missing readers and odd characters do not end a command."""
     if type(stream) is not io.TextIOWrapper:
         return stream
     file = io.BufferedWriter(_Pipe(stream, error))
@@ -219,10 +220,10 @@ def _lenient(stream: Any, error: type[OSError]) -> Any:
 
 def main() -> None:
     """Run the program ``torchx-kfp``."""
-    # Messages that cannot be written do not change the exit code.
+    # Unwritable messages do not change the exit code.
     sys.stdout, sys.stderr = _lenient(sys.stdout, BrokenPipeError), _lenient(sys.stderr, OSError)
     try:
         sys.exit(cli(prog_name="torchx-kfp"))
-    except TorchxKfpError as error:  # of --help: the group prints those of commands
+    except TorchxKfpError as error:  # from --help; the group prints errors of commands
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)

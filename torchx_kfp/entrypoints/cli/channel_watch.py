@@ -1,7 +1,7 @@
-"""Find conditions of Python on pipeline channels while a pipeline file is loaded.
+"""Find Python conditions on pipeline channels while a pipeline file is loaded.
 
-A channel is an object, so Python takes it for true: ``if loss > 0.9:`` always takes the branch. KFP compiles that, and
-so do the commands, which say where it stands.
+A channel is an object, and thus always true for Python: ``if loss > 0.9:`` always takes the branch. KFP compiles that,
+and so do the commands, with a warning that names the line.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from torchx_kfp.execution.model.findings import Finding, Kind
 
 @contextlib.contextmanager
 def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]:
-    """Collect a finding for each line that asks a channel or a comparison whether it is true.
+    """Collect a finding for each line that tests the truth of a channel or a comparison.
 
-    KFP's classes do not answer that themselves. Here, they answer as Python does without them, and only within this
-    context.
+    KFP's classes do not define truth. Within this context, they define it with Python's default.
 
     Args:
         is_users: whether a file is the user's own.
@@ -34,13 +33,13 @@ def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]
     def truth(self: Any) -> bool:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and str(frame.f_globals.get("__name__")).startswith("torchx."):
-            frame = frame.f_back  # a component of TorchX, which a line of the user's has called
+            frame = frame.f_back  # a component of TorchX, called by a line of the user
         if frame is None:
             return True
         file, line = frame.f_code.co_filename, frame.f_lineno
         if is_users(file) and not _is_itself(self):
             place = f"{os.path.relpath(file, start)}, line {line}"
-            # A search calls a trial with stand-ins first.
+            # A search first calls a trial with placeholders.
             found[file, line] = Finding(Kind.ALWAYS_TRUE, place, _explain(self))
         return True
 
@@ -75,12 +74,12 @@ def _explain(condition: Any) -> str:
     return (
         f"tests {what} in Python, but its value is known only when the pipeline runs. Write "
         "`with dsl.If(...):`, with a comparison such as loss > 0.9 or debug == True; dsl.Elif and dsl.Else for other "
-        "branches, and dsl.OneOf for what one of them returns. To ask whether a channel was passed, write `is not None`"
+        "branches, and dsl.OneOf for their outputs. To test whether a channel was passed, write `is not None`"
     )
 
 
 def _is_itself(condition: Any) -> bool:
-    """Tell whether a channel is compared with itself: lists and dicts look for channels in this way."""
+    """Return whether a channel is compared with itself, as lists and dicts do in a search."""
     from kfp.dsl import pipeline_channel
 
     if not isinstance(condition, pipeline_channel.ConditionOperation) or condition.operator != "==":

@@ -1,4 +1,4 @@
-"""What a shell completes: runs of this machine and their stages, and files. No host is asked."""
+"""Shell completion of local runs and their stages, and of files. No host is contacted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.history import find_run, find_runs, read_run
 
-#: How many of the newest runs are offered.
+#: The most runs that are offered, the newest first.
 _MOST = 50
 
 
@@ -18,7 +18,7 @@ class RunWord(click.types.StringParamType):
     """A word ``RUN[/STAGE]``."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the newest runs on this machine, or the stages of one, that begin with the text."""
+        """Return local runs, or stages of a run, that begin with the text."""
         output_dir = ctx.params.get("output_dir") or OUTPUT_DIR
         run, slash, _ = incomplete.partition("/")
         names = [] if slash else [LATEST]
@@ -27,13 +27,13 @@ class RunWord(click.types.StringParamType):
                 names += [f"{run}/{end.name}" for end in read_run(find_run(output_dir, run)).run.ends]
             else:
                 names += [folder.name for folder in find_runs(output_dir)[:_MOST]]
-        except (TorchxKfpError, OSError):  # there are none, or one cannot be read
+        except (TorchxKfpError, OSError):  # there are none, or one is unreadable
             pass
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete(command: click.Command) -> None:
-    """Give the parameters of a command the completion that their metavars promise."""
+    """Set the completion of a command's parameters according to their metavars."""
     for item in command.params:
         metavar = (item.metavar or item.human_readable_name).lstrip("[")
         if metavar.startswith("RUN"):

@@ -1,4 +1,4 @@
-"""Conditions on recorded values, ``loss < 0.1``, and the order of rows by a value."""
+"""Conditions on recorded values, such as ``loss < 0.1``, and sorting by a value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPERATORS = {
     ">": operator.gt,
 }
 _EQUALITY = ("==", "!=")
-#: The characters of a comparison; reading more of them could take long.
+#: The most characters of a comparison; parsing more could take long.
 _LONGEST = 4000
 _COMPARISON = re.compile(
     r"""\s*(?P<name>[^<>=!]*[^<>=!\s])\s*(?P<operator>[<>]=?|[=!]=)\s*(?P<value>"[^"]*"|'[^']*'|[^\s<>=!"']\S*)\s*"""
@@ -34,10 +34,10 @@ Comparison = tuple[str, str, str]
 
 
 def parse_comparison(text: str) -> Comparison:
-    """Return the name, the operator and the value of a comparison: ``loss < 0.1``. The value has quotes, or no spaces.
+    """Return the name, the operator and the value of a comparison: ``loss < 0.1``. Values with spaces need quotes.
 
     Raises:
-        UsageError: it is something else, or orders what is no number.
+        UsageError: the text is not a comparison, or orders something other than a number.
     """
     found = _COMPARISON.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if not found:
@@ -49,15 +49,15 @@ def parse_comparison(text: str) -> Comparison:
     value = value[1:-1] if value[0] in "\"'" else value
     if sign not in _EQUALITY and _number(value) is None:
         raise click.UsageError(
-            f"--where {text!r}: {value!r} is not a number, and {sign} compares numbers. Text is compared by == and !=."
+            f"--where {text!r}: {value!r} is not a number, and {sign} compares numbers. For text, use == or !=."
         )
     return name, sign, value
 
 
 def _holds(value: Any, operator: str, text: str) -> bool:
-    """Tell whether a comparison is true of a value. Values of different types differ; only numbers have an order.
+    """Return whether a comparison holds for a value. Values of different types differ; only numbers have an order.
 
-    Text that is a number has the order of numbers. NaN is equal to itself.
+    Numeric text is ordered as a number. NaN equals itself.
     """
     if isinstance(value, str) and operator not in _EQUALITY:
         value = _number(value)
@@ -86,11 +86,11 @@ def select(
     """Return the keys of the rows for which all comparisons hold, in order.
 
     Args:
-        rows: the values of each row, by their names. A comparison must hold for one of several values; their smallest
-            or largest number orders the row.
+        rows: the values of each row by name. A comparison must hold for any of several values; the smallest or largest
+            number is the sort key.
         where: the comparisons.
-        sorts: the names that order the rows, after ``-`` the largest first; each breaks ties of those before it.
-        known: names that a row may lack.
+        sorts: the names of sort keys; with ``-``, the largest first. Later ones break ties.
+        known: names that all rows may lack.
 
     Raises:
         UsageError: no row has a value with this name.
@@ -113,7 +113,7 @@ def select(
 
 
 def _in_order(rows: Mapping[str, Sequence[Any]], *, descending: bool) -> list[str]:
-    """Return the keys in the order of their values: numbers, NaN, text, and those without a value."""
+    """Return the keys sorted by value: numbers, NaN, text, and keys without a value."""
 
     def place(key: str) -> tuple[int, tuple[float, str]]:
         values = rows[key]

@@ -1,4 +1,4 @@
-"""What stages without a tracker base have: inputs, outputs and artifacts, as the run's own events tell them.
+"""Inputs, outputs and artifacts of stages without a tracker base, from the events of the run.
 
 A run's folder may come from somebody else: only files below the folders of runs are opened.
 """
@@ -23,17 +23,17 @@ from torchx_kfp.execution.runs.record import RunRecord, untracked
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import RunSource, stages_named
 
-#: How many levels of folders are copied.
+#: The most levels of folders that are copied.
 _LEVELS = 100
 
 
 def is_untracked(record: RunRecord) -> bool:
-    """Tell whether nothing of a run is recorded under a tracker base."""
+    """Return whether no stage of a run has a tracker base."""
     return bool(untracked(record)) and not record.arguments.get(TRACKER_BASE_PARAMETER)
 
 
 def untracked_stages(record: RunRecord, part: str = "") -> list[str]:
-    """Return the names of the stages that have begun and record nothing: all, or those that a part of the run means."""
+    """Return the names of started stages without a tracker base: all, or those of a part of the run."""
     if record.spec is None:
         return []
     names = stages_named(record, part) if part else list(record.run.by_name)
@@ -47,17 +47,17 @@ def untracked_stages(record: RunRecord, part: str = "") -> list[str]:
 
 
 def artifacts_of(result: StageResult) -> Iterator[tuple[str, Artifact]]:
-    """Yield the artifacts that a stage has declared to KFP, with their names."""
+    """Yield the names and artifacts that a stage has declared to KFP."""
     for output, value in sorted(result.artifacts.items()):
         made = artifacts_in(value)
         yield from ((output if len(made) == 1 else f"{output}[{place}]", it) for place, it in enumerate(made))
 
 
 def find_artifacts(record: RunRecord, wanted: str) -> dict[str, Artifact]:
-    """Return the artifacts that ``STAGE/NAME`` means, of stages that record nothing, by their full names.
+    """Return the artifacts ``STAGE/NAME`` of stages without a tracker base, by full name.
 
     Raises:
-        ArgumentError: it means an output that is a value.
+        ArgumentError: it is an output parameter.
     """
     stage, _, name = wanted.rpartition("/")
     found: dict[str, Artifact] = {}
@@ -71,7 +71,7 @@ def find_artifacts(record: RunRecord, wanted: str) -> dict[str, Artifact]:
 
 
 def no_artifact(record: RunRecord, wanted: str) -> ArgumentError:
-    """Return the error about an artifact that a run without a tracker base does not have."""
+    """Return the error about an unknown artifact of a run without a tracker base."""
     there = [
         f"{stage}/{name}"
         for stage in untracked_stages(record)
@@ -86,10 +86,10 @@ def no_artifact(record: RunRecord, wanted: str) -> ArgumentError:
 
 
 def describe(source: RunSource, name: str) -> dict[str, Any]:
-    """Return what is known of a stage that records nothing, for JSON."""
+    """Return a stage without a tracker base for JSON."""
     record = source.read()
     result, inputs = record.run.by_name[name].result, dict[str, Any]()
-    with contextlib.suppress(ArgumentError, HostError, PipelineFileError):  # it was not started, or nobody says it
+    with contextlib.suppress(ArgumentError, HostError, PipelineFileError):  # it was not started, or they are unknown
         inputs = dict(source.invocation(name).inputs)
     inputs = {**result.inputs, **inputs}
     return {
@@ -116,22 +116,21 @@ def artifact_as_json(artifact: Artifact) -> dict[str, Any]:
 
 
 def copy_artifact(record: RunRecord, name: str, artifact: Artifact, folder: str, *, overwrite: bool) -> str:
-    """Copy the file or folder of an artifact into a folder, unless it is there, and return its path there.
+    """Copy the file or folder of an artifact into a folder, unless the copy exists, and return its path.
 
     Raises:
-        ArgumentError: it is not below the folders of runs or in an object store, or is gone; or something else has its
-            name.
-        OSError: it cannot be read, or written.
+        ArgumentError: it is neither below the folders of runs nor in an object store, is gone, or its name is taken.
+        OSError: it cannot be read or written.
     """
     path, run = artifact.path, ""
     if record.folder is not None and artifact.is_here and not artifact.location:
-        # A path of somebody else's may have any characters, and its links may go round.
+        # Foreign paths may have any characters and loops of links.
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             run = str(run_with(Path(path), record.folder.parent) or "")
     if not run and not is_object_store(path):
         where = artifact.location or path
         raise ArgumentError(
-            f"{name} is neither in the folder of a run nor in an object store, and is not copied. It is at {where!r}."
+            f"{name} is not copied: it is neither in the folder of a run nor in an object store, but at {where!r}."
         )
     if run and not os.path.exists(path):
         raise ArgumentError(f"{name} was not written, or was removed: there is no file {path!r}.")
@@ -154,7 +153,7 @@ def copy_artifact(record: RunRecord, name: str, artifact: Artifact, folder: str,
                 return target
             if not overwrite:
                 raise ArgumentError(
-                    f"{target} exists, and is not {name}. Name another folder, or overwrite it: --overwrite."
+                    f"{target} exists, and differs from {name}. Name another folder, or overwrite it: --overwrite."
                 )
             os.replace(target, os.path.join(temporary, "old"))
         os.replace(copy, target)
@@ -162,7 +161,7 @@ def copy_artifact(record: RunRecord, name: str, artifact: Artifact, folder: str,
 
 
 def _copy(source: str, target: str, root: str, levels: int = _LEVELS) -> None:
-    """Copy a file or folder, of which nothing leads out of the root."""
+    """Copy a file or folder; all of it must be inside the root."""
     if not os.path.isdir(source):
         with open_regular(source, root) as old, open(target, "wb") as new:
             copy_content(old, new)
@@ -174,13 +173,13 @@ def _copy(source: str, target: str, root: str, levels: int = _LEVELS) -> None:
     os.mkdir(target)
     for name in os.listdir(source):
         inside = os.path.join(source, name)
-        if os.path.islink(inside) and os.path.isdir(inside):  # it could lead to a folder above
+        if os.path.islink(inside) and os.path.isdir(inside):  # it could lead to a parent folder
             raise UnfitFileError(f"{inside} is a symbolic link to a folder")
         _copy(inside, os.path.join(target, name), root, levels - 1)
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Tell whether two files or folders have the same content."""
+    """Return whether two files or folders have the same content."""
     if os.path.islink(other) or os.path.isdir(one) != os.path.isdir(other):
         return False
     if not os.path.isdir(one):

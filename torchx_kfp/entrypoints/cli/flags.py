@@ -14,16 +14,16 @@ from torchx_kfp.execution.host.settings import FLAGS, SETTINGS, SUBMISSION, Sett
 from torchx_kfp.execution.runs import OUTPUT_DIR
 
 Decorator = Callable[[Any], Any]
-#: The settings of the host that a command line gives, by name.
+#: The settings of the host on the command line, by name.
 Flags = Mapping[str, Any]
 
 
 def gathered(argument: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
-    """Add options, of whose values a function makes one argument of the command.
+    """Add options whose values a function combines into one argument of the command.
 
     Args:
         argument: the name of the argument.
-        make: takes the values by the names of the options, and those that other functions have made.
+        make: the function; it gets the options' values as keywords.
         options: the options, in the order of the help text.
     """
 
@@ -45,7 +45,7 @@ def gathered(argument: str, make: Callable[..., Any], *options: Decorator) -> De
 
 
 def unless(other: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Return the callback of a flag that is refused together with another one, whose callback names this one."""
+    """Return a callback that rejects a flag together with another one; both flags need one."""
 
     def check(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
         given = [option for option in ctx.command.params if other in option.opts and ctx.params.get(option.name or "")]
@@ -58,7 +58,7 @@ def unless(other: str) -> Callable[[click.Context, click.Parameter, bool], bool]
 
 @dataclass(frozen=True)
 class Target:
-    """What a command line names: a pipeline, or a TorchX component with its arguments."""
+    """The target of a command: a pipeline, or a TorchX component with its arguments."""
 
     word: str
     arguments: tuple[str, ...]
@@ -78,14 +78,14 @@ output_dir_option: Decorator = click.option(
     metavar="DIR",
     default=OUTPUT_DIR,
     show_default=True,
-    help="The directory that has the folders of runs.",
+    help="The directory with the folders of runs.",
 )
 
 tracker_base_option: Decorator = click.option(
     "--tracker-base",
     "base",
     metavar="DIR|URL",
-    help="Where the records are; RUN is then any run that has some there.  [default: the run's]",
+    help="The base with the records; RUN is then any run with records there.  [default: the run's]",
 )
 
 parameter_option: Decorator = click.option(
@@ -100,7 +100,7 @@ parameter_option: Decorator = click.option(
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """How a command shows a run in progress: ``--quiet``, ``--verbose`` and ``--json``."""
+    """The view of a run in progress: ``--quiet``, ``--verbose`` and ``--json``."""
 
     quiet: bool = False
     verbose: bool = False
@@ -115,7 +115,7 @@ view_options = gathered(
         "--quiet",
         is_flag=True,
         callback=unless("--verbose"),
-        help="Show only the final table, the command that shows its results again, and errors.",
+        help="Show only the final table, the command for the results, and errors.",
     ),
     click.option(
         "-v",
@@ -124,7 +124,7 @@ view_options = gathered(
         callback=unless("--quiet"),
         help="Print the start, inputs and outputs of each stage, line by line.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table."),
+    click.option("--json", "as_json", is_flag=True, help="Print events as lines of JSON instead of the table."),
 )
 
 
@@ -140,7 +140,7 @@ def _given_to_containers(
     }
 
 
-#: What stages get from this machine, as keywords of ``local.run``.
+#: Options for data that stages get from this machine, as keywords of ``local.run``.
 container_options = gathered(
     "given",
     _given_to_containers,
@@ -149,30 +149,30 @@ container_options = gathered(
         "secrets",
         metavar="NAME=PATH",
         multiple=True,
-        help="The values of a Kubernetes secret that stages use. PATH is a folder with one file for each key, a "
-        "file with KEY=VALUE lines, or the secret's manifest.",
+        help="The values of a Kubernetes secret that stages use. PATH is a folder with one file per key, a file with "
+        "KEY=VALUE lines, or the secret's manifest.",
     ),
     click.option(
         "--config-map",
         "config_maps",
         metavar="NAME=PATH",
         multiple=True,
-        help="The values of a config map; PATH is as for --secret.",
+        help="The values of a config map; PATH as for --secret.",
     ),
     click.option(
         "--mount",
         "mounts",
         metavar="SRC[:DST][:ro]",
         multiple=True,
-        help="Mount the file or folder SRC in all containers: at the path DST, or at its own; with :ro they "
-        "cannot write to it. May be given several times.",
+        help="Mount the file or folder SRC in all containers, at DST or at the same path; :ro makes it read-only. May "
+        "be given several times.",
     ),
     click.option(
         "--copy-from",
         metavar="URL",
         multiple=True,
-        help="Copy artifacts that stages take from this URL, or from below it, as well: otherwise, they come only "
-        "from object stores. May be given several times.",
+        help="Also copy input artifacts from this URL, or from below it. By default, only those in object stores are "
+        "copied. May be given several times.",
     ),
 )
 
@@ -183,9 +183,9 @@ csv_option: Decorator = click.option("--csv", "as_csv", is_flag=True, callback=u
 
 
 def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse an empty text: with a variable of a shell that is not set, --name "$x" would select all runs."""
+    """Reject an empty text: with an unset shell variable, --name "$x" would select all runs."""
     if value == "":
-        raise click.BadParameter("It is empty. Leave the option out if you mean none.", ctx, param)
+        raise click.BadParameter("It is empty. Omit the option instead.", ctx, param)
     return value
 
 
@@ -215,12 +215,12 @@ def _submission(cache: bool, **values: Any) -> Submission:
 
 host_options = gathered("flags", _given, *_settings({name: SETTINGS[name] for name in FLAGS}))
 submission_options = gathered("submission", _submission, *_settings(SUBMISSION))
-#: Those that a compiled file has.
+#: The options of a submission that apply to a compiled file.
 file_options = gathered("submission", _submission, *_settings({"cache": SUBMISSION["cache"]}))
 
 
 def read_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return the type of an option whose text a function reads, which raises ValueError for a wrong one."""
+    """Return the type of an option that a function parses; it raises ValueError for wrong text."""
 
     def read(text: str) -> Any:
         try:

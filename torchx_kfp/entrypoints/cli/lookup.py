@@ -1,6 +1,6 @@
-"""Find the runs that a command line names: on this machine, or on a KFP host.
+"""Find the runs on a command line: on this machine, or on a KFP host.
 
-A run is named by its id, the beginning or end of its id, its name, the URL of its page, the path of its folder, or
+A run is given as its id, the beginning or end of its id, its name, the URL of its page, the path of its folder, or
 ``latest``.
 """
 
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Where a command looks for runs: what its options name.
+    """Finds runs in the places of a command's options.
 
     Attributes:
         output_dir: the directory with the folders of runs on this machine.
         flags: the options of the host.
-        base: the tracker base; None if the user has named none.
+        base: the tracker base of ``--tracker-base``, or None.
     """
 
     output_dir: str = OUTPUT_DIR
@@ -63,16 +63,16 @@ class Lookup:
     base: str | None = None
 
     def find(self, run: str, *, changes: str = "", part: str = "", **reading: Any) -> RunReader | HostRun:
-        """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
+        """Find a run: on the host of the flags; otherwise on this machine, then on the configured host.
 
-        The whole id of a run on this machine means that run, even if the flags name a host.
+        The full id of a local run means that run, even if the flags name a host.
 
         Args:
             run: the run. ``latest`` is the first that ``runs`` lists with the same options.
-            changes: the command, if it changes the run or runs its code: a latest run on a host that the flags do not
-                name is refused.
-            part: what follows the run in the word, for that message.
-            reading: what is read of a run on a host: ``reads`` and ``raw_logs`` of ``HostRun``.
+            changes: the command, if it changes the run or runs its code: a latest run on a host without a flag is
+                rejected.
+            part: the rest of the word after the run, for that message.
+            reading: ``reads`` and ``raw_logs`` of ``HostRun``.
 
         Raises:
             UnknownRunError: there is no such run, or several match.
@@ -85,19 +85,19 @@ class Lookup:
         source = (self._latest(reading) if run == LATEST else None) or self._anywhere(run, reading)
         if run == LATEST and changes and not isinstance(source, RunReader):
             raise ArgumentError(
-                f"The latest run is on the KFP host, and may be another user's. If you mean it, name it: "
+                f"The latest run is on the KFP host, and may be another user's. To use it anyway: "
                 f"{this_command(changes, f'{source.run_id}{part}', *host_words(self.flags))}"
             )
         return source
 
     def find_part(self, word: str, **reading: Any) -> tuple[RunReader | HostRun, str]:
-        """Find the run that a word ``RUN[/STAGE[/NAME]]`` means, and return it with what follows it in the word."""
+        """Find the run of a word ``RUN[/STAGE[/NAME]]``; return the run and the rest of the word."""
         if "://" in word and "/runs/details/" not in word:
-            raise click.UsageError(f"{word!r} is not a run. A tracker base is an option: --tracker-base {word}.")
+            raise click.UsageError(f"{word!r} is not a run. For a tracker base: --tracker-base {word}.")
         name = word
         if "://" not in word and not os.path.exists(word):
             parts = word.split("/")
-            # The path of a run's folder has slashes, and so have the names of stages, and of runs on a host.
+            # Paths of folders, names of stages, and names of runs on a host may have slashes.
             folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
             name = next(filter(os.path.isdir, folders), parts[0])
         try:
@@ -111,15 +111,15 @@ class Lookup:
             raise
 
     def locate(self, *words: str) -> list[Recorded]:
-        """Find runs, or parts of them, whose records are wanted: words ``RUN[/STAGE]``.
+        """Find the records of runs, or of stages: words ``RUN[/STAGE]``.
 
-        With a tracker base, a run is whatever has recorded something there, unless it is the whole id of a run on this
-        machine, or a host is named.
+        With a tracker base, a run is any run with records there, unless the word is the full id of a local run, or the
+        flags name a host.
 
         Raises:
             UnknownRunError: there is no such run.
             ArgumentError: a run has no tracker base, or several.
-            TrackerBaseError: only pods have the tracker base, or only the run names it.
+            TrackerBaseError: the tracker base is a path in pods, or only named by the run.
             HostError: the host does not answer.
         """
         found: list[Recorded] = []
@@ -132,7 +132,7 @@ class Lookup:
         return found
 
     def _latest(self, reading: dict[str, Any]) -> RunReader | HostRun | None:
-        """Return the newer one of the newest runs on this machine and on the host; None unless both may have one."""
+        """Return the newest run of this machine and the host; None unless both may have one."""
         try:
             here = find_run(self.output_dir, LATEST)
         except ArgumentError:
@@ -143,7 +143,7 @@ class Lookup:
         try:
             newest = next(host.list(limit=1), None)
         except HostError as error:
-            print_message(f"The latest run is looked for on this machine only: {error}")
+            print_message(f"Only runs on this machine are considered: {error}")
             return RunReader(here)
         if newest is None or newest.created < created(here):
             return RunReader(here)
@@ -158,7 +158,7 @@ class Lookup:
                 raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
             try:
                 source = self.on_host(run, **reading)
-                source.read()  # whether it exists: a whole id is not looked up
+                source.read()  # verifies that it exists: a full id is not looked up
             except (UnknownRunError, HostError) as other:
                 if is_of_host or (not isinstance(error, UnknownRunError) and _is_host_known()):
                     raise  # there are no runs on this machine
@@ -166,7 +166,7 @@ class Lookup:
             return source
 
     def on_host(self, run: str, **reading: Any) -> HostRun:
-        """Find a run on the host; the arguments and errors are those of ``find``."""
+        """Find a run on the host; see ``find``."""
         host = connect(self.flags)
         return self._on(host, host.find(run), reading)
 
@@ -176,26 +176,26 @@ class Lookup:
         return HostRun(host.connection, run_id, named_bases=[self.base or ""], **reading)
 
     def recorded(self, source: RunSource, part: str = "") -> Recorded:
-        """Return the records of a run, or of a part of it; the errors are those of ``base_of``."""
+        """Return the records of a run, or of a part of it; errors as for ``base_of``."""
         record = source.read()
         return Recorded(self.open(record), "/".join(filter(None, [record.run_id, part])), record)
 
     def open(self, record: RunRecord) -> Recorder:
-        """Open the tracker base of a run; the errors are those of ``base_of``."""
+        """Open the tracker base of a run; errors as for ``base_of``."""
         base = self.base or self.base_of(record)
         try:
             return open_recorder(base)
         except TrackerBaseError:
             if self.base or not untracked(record):
                 raise
-            return Recorder(base, patience=SHORT_PATIENCE)  # a base that no stage uses need not exist
+            return Recorder(base, patience=SHORT_PATIENCE)  # an unused base need not exist
 
     def _words(self, record: RunRecord) -> list[str]:
         """Return the options with which another command finds a run that was found."""
         return host_words(self.flags) if record.folder is None else output_dir_words(record.folder)
 
     def base_of(self, record: RunRecord) -> str:
-        """Return the tracker base of a run: its argument, or the one that its stages have used.
+        """Return the tracker base of a run: its argument, or the base that its stages used.
 
         Raises:
             ArgumentError: it has none, or several.
@@ -210,34 +210,31 @@ class Lookup:
         if len(bases) != 1:
             why = f"used several tracker bases: {listed(bases)}"
             if not bases:
-                why = f"has no argument {TRACKER_BASE!r}, and none of its stages has said where it records"
+                why = f"has no argument {TRACKER_BASE!r}, and the tracker base of its stages is unknown"
             raise ArgumentError(f"The run {record.run_id} {why}. Name one: --tracker-base.")
         record.verify_read(bases[0])
         return record.absolute_base(bases[0])
 
 
 def finds_runs(*, recorded: bool = False) -> Decorator:
-    """Add the options that say where runs are, which the command takes as the argument ``lookup``.
-
-    ``recorded`` adds ``--tracker-base``.
-    """
+    """Add the options for finding runs, which become the argument ``lookup``; ``recorded`` adds ``--tracker-base``."""
 
     options = [output_dir_option, host_options]
     return gathered("lookup", Lookup, *([tracker_base_option] if recorded else []), *options)
 
 
 def say_latest(word: str, run_id: str) -> None:
-    """Say on stderr which run ``latest`` means, for commands that do not show it."""
+    """Print the run of ``latest`` on stderr, for commands that do not show it."""
     if word.partition("/")[0] == LATEST:
         print_message(f"The run is {run_id}.")
 
 
 def usual_base(output_dir: str | None = None) -> str | None:
-    """Return the tracker base of commands that are given none, and say which it is; None if there is none.
+    """Return the default tracker base and print it, or None.
 
     Args:
-        output_dir: the directory with the folders of runs on this machine, of which the newest has the base if no
-            setting names one; None if only a setting counts.
+        output_dir: the directory with local runs; without a setting, the newest run's base is the default. None to use
+            only the setting.
     """
     settings = read_settings({})
     base, why = settings.tracker_base, settings.source("tracker_base")
@@ -247,7 +244,7 @@ def usual_base(output_dir: str | None = None) -> str | None:
             base, why = Lookup().base_of(read_run(folder)), folder.name
         except (ArgumentError, TrackerBaseError):
             return None
-        # The folder may be somebody else's, and all files of the base are listed.
+        # The folder may be somebody else's, and all files under the base are listed.
         signs = [os.path.join(base.removeprefix("file://"), sign) for sign in (PRIVATE, folder.name)]
         if not is_object_store(base) and not any(map(os.path.isdir, signs)):
             return None
@@ -258,11 +255,11 @@ def usual_base(output_dir: str | None = None) -> str | None:
 
 
 def connect(flags: Flags, *, is_patient: bool = True) -> Host:
-    """Return the host that the flags, the environment or the settings file name.
+    """Return the host of the flags, the environment or the settings file.
 
     Args:
         flags: the options of the host.
-        is_patient: whether a host that does not answer is asked again. Otherwise a request takes some seconds at most.
+        is_patient: retry requests. Otherwise, a request takes some seconds at most.
 
     Raises:
         HostSettingsError: a setting is wrong.
@@ -287,17 +284,17 @@ def host_words(flags: Flags) -> list[str]:
 
 
 def names_host(flags: Flags) -> bool:
-    """Tell whether the flags themselves name a host."""
+    """Return whether the flags name a host."""
     return bool(flags.get("host") or flags.get("kube_context"))
 
 
 def lists_host(flags: Flags) -> bool:
-    """Tell whether a list of runs has those of a host: one is named, or set up and ``--output-dir`` is not given."""
+    """Return whether lists include a host: one is in the flags, or configured and ``--output-dir`` is not given."""
     context = click.get_current_context(silent=True)
     given = context is not None and context.get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     return names_host(flags) or (not given and names_host(vars(read_settings())))
 
 
 def _is_host_known() -> bool:
-    """Tell whether a host is set up, or this process runs in a cluster."""
+    """Return whether a host is configured, or this process runs in a cluster."""
     return names_host(vars(read_settings())) or bool(os.environ.get("KUBERNETES_SERVICE_HOST"))

@@ -1,6 +1,6 @@
-"""Load the pipeline that a command line names: a compiled file, a function in a Python file, or a TorchX component.
+"""Load the pipeline of a command line: a compiled file, a function in a Python file, or a TorchX component.
 
-An error in a user's file is shown as a short traceback, with the lines of that file and its own modules.
+Errors in a user's file are shown as short tracebacks, with the lines of that file and its own modules.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _PYTHON = ".py"
 #: A component as TorchX's command line names it: utils.echo.
 _COMPONENT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=.*?;\}\}", re.DOTALL)
-#: Patterns for messages of Python and KFP, and what they mean for the pipeline.
-#: What Python says of names that only KFP v1 has.
+#: Patterns of Python's messages about names of KFP v1.
 _V1 = (
     r"module 'kfp[\w.]*' has no attribute '\w*(?:Op|_op|Volume|Conf|_conf|_func|RUN_ID_PLACEHOLDER)'"
     r"|cannot import name '(?:\w+Op|func_to_container_op|create_component_from_func|InputPath|OutputPath)' from 'kfp"
     r"|No module named 'kfp\.(?:v2|aws|gcp|azure|onprem)"
 )
+#: Patterns of messages of Python and KFP, with hints.
 _HINTS = {
     _V1: "This is code of KFP v1, which kfp 2 does not run. Kubeflow's documentation has a guide to its migration.",
     r"\{\{channel:|Pipeline\w*Channel|Loop\w*Argument(?!.*no setter)|ConditionOperation": (
@@ -91,10 +91,10 @@ _HINTS = {
     r"search\(\) got multiple values for argument 'trial'": "The number of trials is trials=, with an s.",
     "list using dsl.Collected": "After a loop, read all: reads={'train': dsl.Collected(train.outputs['run_id'])}.",
 }
-#: How many calls in the user's files are shown, the innermost last.
+#: The most calls in the user's files that are shown, the innermost last.
 _MOST_FRAMES = 10
 _NOT_THE_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(torchx_kfp.__file__).parent))
-#: Packages are also in the folder of a user (pip install --user) and of an environment below this one.
+#: Packages are also in the user's folder (pip install --user) and in parent environments.
 _PACKAGES = {"site-packages", "dist-packages"}
 
 
@@ -106,21 +106,21 @@ class LoadedTarget(NamedTuple):
 
 
 def load_target(target: Target, *, tracked: bool = False, has_workspace: bool = False) -> LoadedTarget:
-    """Load the pipeline that ``FILE`` or ``FILE:NAME`` names, or make one of a component.
+    """Load the pipeline of ``FILE`` or ``FILE:NAME``, or create one for a component.
 
     A Python file is imported as part of its package, so that a file in ``project/pipelines/`` finds
-    ``project/components/`` from any current directory. Modules in the current directory can also be imported. The same
-    is true for the Python programs that this process starts as stages.
+    ``project/components/`` from any current directory. Modules in the current directory can also be imported. Both also
+    hold for Python programs that this process starts as stages.
 
     Args:
         target: the file, or the name of a component of TorchX, such as ``dist.ddp``.
-        tracked: whether the stage that runs a component is tracked.
-        has_workspace: whether it gets code.
+        tracked: whether the stage of a component is tracked.
+        has_workspace: whether it gets a workspace.
 
     Raises:
         PipelineFileError: the file or the pipeline does not exist, or the file cannot be imported.
         ArgumentError: the arguments of the component are wrong.
-        UsageError: a pipeline is given arguments, which only components have.
+        UsageError: a pipeline got arguments, which only components take.
     """
     from torchx_kfp.local import load_pipeline
 
@@ -133,14 +133,14 @@ def load_target(target: Target, *, tracked: bool = False, has_workspace: bool = 
     elif target.arguments:
         raise click.UsageError(
             f"Got unexpected extra {'arguments' if len(target.arguments) > 1 else 'argument'} "
-            f"({' '.join(target.arguments)}). Arguments of the pipeline are -p NAME=VALUE. To run a program, make it "
+            f"({' '.join(target.arguments)}). For arguments of the pipeline: -p NAME=VALUE. To run a program, make it "
             "an AppDef in a pipeline."
         )
     return LoadedTarget(load_pipeline(found), findings)
 
 
 def _find(word: str, findings: list[Finding]) -> Any:
-    """Return the function of a pipeline or component, or the path of a compiled pipeline; add findings about a file."""
+    """Return the function of a pipeline or component, or the path of a compiled pipeline; append findings."""
     if _is_component(word):
         return _builtin_component(word)
     file, name = _split(word)
@@ -154,10 +154,10 @@ def _find(word: str, findings: list[Finding]) -> Any:
 
 
 def _builtin_component(name: str) -> Any:
-    """Return the function of a component that TorchX or one of its plugins names, such as ``dist.ddp``.
+    """Return the function of a component of TorchX or a plugin, such as ``dist.ddp``.
 
     Raises:
-        PipelineFileError: there is none.
+        PipelineFileError: the component is unknown or invalid.
     """
     from torchx.specs import finder
 
@@ -174,13 +174,13 @@ def _builtin_component(name: str) -> Any:
 
 
 def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_workspace: bool) -> Any:
-    """Return a pipeline function of one stage, which runs the component with the arguments of the command line.
+    """Return a pipeline function with one stage, which runs the component with the command line's arguments.
 
-    The stage is tracked if a tracker base is given, or something that needs one.
+    The stage is tracked if there is a tracker base or a workspace.
 
     Raises:
-        ArgumentError: an argument is missing or wrong, or the app cannot become a stage without losing something.
-        click.exceptions.Exit: the arguments ask for the component's help, which has been printed.
+        ArgumentError: an argument is missing or wrong, or the app cannot become a stage.
+        click.exceptions.Exit: the component's help was requested and printed.
     """
     from torchx.specs.builders import materialize_appdef
 
@@ -192,13 +192,13 @@ def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_wor
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             app = materialize_appdef(function, list(target.arguments))
     except SystemExit as ended:
-        # TorchX's parser names itself: "torchx run <run args...> NAME ".
+        # TorchX's parser prints its own name: "torchx run <run args...> NAME ".
         named = f"torchx run <run args...> {function.__name__}"
         if not ended.code:
             print_text(out.getvalue().replace(named, f"{command} --"))
             raise click.exceptions.Exit(0) from None
         said = errors.getvalue().strip().rpartition("error: ")[2]
-        raise ArgumentError(f"{target.word}: {said}. Its arguments: {command} -- --help") from None
+        raise ArgumentError(f"{target.word}: {said}. To list its arguments: {command} -- --help") from None
     except Exception as error:  # the component is the user's code
         why = f"cannot be called with these arguments: {error or repr(error)}."
         parameters = inspect.signature(function).parameters.values()
@@ -213,10 +213,10 @@ def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_wor
 
 
 def split_words(words: tuple[str, ...]) -> dict[str, str]:
-    """Parse the words ``NAME=VALUE`` of a command line.
+    """Parse words ``NAME=VALUE`` of a command line.
 
     Raises:
-        ArgumentError: a word has another form, or a name is given twice.
+        ArgumentError: a word has a wrong form, or a name is given twice.
     """
     arguments: dict[str, str] = {}
     for word in words:
@@ -239,7 +239,7 @@ def _missing(file: str) -> PipelineFileError:
 
 
 def _is_component(target: str) -> bool:
-    """Tell whether the target names a component of TorchX, and not a file."""
+    """Return whether the target is a component of TorchX, and not a file."""
     suffixes = (_PYTHON, *SUFFIXES)
     return bool(_COMPONENT.fullmatch(target)) and Path(target).suffix not in suffixes and not os.path.exists(target)
 
@@ -251,7 +251,7 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 def _import(path: Path, findings: list[Finding]) -> ModuleType:
-    import kfp  # noqa: F401  # before a file beside the pipeline can have the name of one of its libraries
+    import kfp  # noqa: F401  # first, because a file beside the pipeline may shadow one of its libraries
 
     from torchx_kfp.execution.pipeline.python_components import PROJECT
 
@@ -277,7 +277,7 @@ def _import(path: Path, findings: list[Finding]) -> ModuleType:
         raise PipelineFileError(explain_import_error(path, error)) from error
     finally:
         sys.argv = arguments
-        # Move them to the end: a file next to the pipeline may have the name of a library that is imported later.
+        # Move them to the end: a file beside the pipeline may shadow a library that is imported later.
         sys.path[:] = [*(folder for folder in sys.path if folder not in added), *added]
     findings += watched
     if Path(module.__file__ or "").resolve() != path:
@@ -288,7 +288,7 @@ def _import(path: Path, findings: list[Finding]) -> ModuleType:
 
 
 def _pipelines(module: ModuleType) -> dict[str, Any]:
-    """Return the pipelines that the module defines; if it defines none, those that it imports."""
+    """Return the pipelines that the module defines, or else those that it imports."""
     from kfp.dsl import graph_component
 
     found = {name: value for name, value in vars(module).items() if isinstance(value, graph_component.GraphComponent)}
@@ -297,14 +297,14 @@ def _pipelines(module: ModuleType) -> dict[str, Any]:
 
 
 def _others(module: ModuleType) -> dict[str, Any]:
-    """Return the components of KFP, and the pipelines, that the module has: KFP compiles them by name."""
+    """Return the module's KFP components and pipelines, which can be compiled by name."""
     from kfp.dsl import base_component
 
     return {name: value for name, value in vars(module).items() if isinstance(value, base_component.BaseComponent)}
 
 
 def find_own_functions(pipeline: Pipeline) -> Iterator[Finding]:
-    """Yield findings about stages that call a function of a file that this process has imported for its pipelines."""
+    """Yield findings about stages that call functions of a pipeline file."""
     from torchx_kfp.execution.model.findings import Finding, Kind
 
     for place in known_stages(pipeline, {}):
@@ -312,7 +312,7 @@ def find_own_functions(pipeline: Pipeline) -> Iterator[Finding]:
         module = sys.modules.get(words[4]) if words[1:4] == ("-m", call.__name__, "-m") else None
         if module is not None and _pipelines(module):
             file = os.path.basename(str(module.__file__))
-            text = f"calls a function of {file}, which needs kfp in its image. Move the function to a file of its own"
+            text = f"calls a function of {file}, which needs kfp in its image. Move the function to a separate file"
             yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
 
 
@@ -345,7 +345,7 @@ def _choose(module: ModuleType, name: str | None, file: str) -> Any:
     if not pipelines:
         if factory:
             raise PipelineFileError(
-                f"{file!r} has no pipeline at its top level: {factory} makes one when it is called. Add a line such as "
+                f"{file!r} has no pipeline at its top level, but {factory} creates one. Add a line such as "
                 f"made = {factory}(), and name it: {file}:made."
             )
         several = f" Or name one of its components: {', '.join(others)}." if others else ""
@@ -359,7 +359,7 @@ def _choose(module: ModuleType, name: str | None, file: str) -> Any:
 
 
 def _factory(path: Path) -> str:
-    """Return the name of a function of the file in which a pipeline is defined; empty if there is none."""
+    """Return the name of a function that defines a pipeline, or ""."""
     functions = [
         node
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8", errors="replace")))
@@ -373,7 +373,7 @@ def _factory(path: Path) -> str:
 
 
 def _is_nested(pipeline: Any, pipelines: Iterable[Any]) -> bool:
-    """Tell whether another one of the pipelines uses a pipeline."""
+    """Return whether another one of the pipelines contains a pipeline."""
     from kfp.dsl.utils import sanitize_component_name
 
     name = sanitize_component_name(pipeline.name)
@@ -385,20 +385,20 @@ def _is_nested(pipeline: Any, pipelines: Iterable[Any]) -> bool:
 
 
 def explain_import_error(path: Path, error: BaseException) -> str:
-    """Explain an error that was raised while a file was imported, by the lines of the user's files that led to it."""
+    """Explain an error during the import of a file, with the user's lines that led to it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else str(path)
     if isinstance(error, TorchxKfpError):
         return f"{where}: {error}"
     if isinstance(error, SystemExit):
         return (
-            f"{where} ended the program while it was imported ({error.code!r}). A pipeline file only defines "
-            "pipelines. Is this an application?"
+            f"{where} ended the program during the import ({error.code!r}). A pipeline file only defines pipelines. Is "
+            "this an application?"
         )
     calls = [f"{it.filename}, line {it.lineno}, in {it.name}:\n    {it.line}" for it in frames[-_MOST_FRAMES:]]
     said = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, AttributeError) and error.name and not re.search(f"Did you mean|{_V1}", said):  # as 3.12 says
-        with contextlib.suppress(Exception):  # an object lists its attributes itself, and may do that badly
+        with contextlib.suppress(Exception):  # an object's __dir__ may fail
             said += f".{did_you_mean(error.name, dir(error.obj))}"
     hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, said)]
     try:
@@ -412,7 +412,7 @@ def explain_import_error(path: Path, error: BaseException) -> str:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether code is of neither Python, an installed package, nor this package."""
+    """Return whether a file belongs to the user, rather than to Python, an installed package or this package."""
     path = Path(file)
     inside = any(path.is_relative_to(folder) for folder in _NOT_THE_USERS) or _PACKAGES.intersection(path.parts)
     return not file.startswith("<") and not inside

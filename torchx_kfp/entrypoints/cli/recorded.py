@@ -1,4 +1,4 @@
-"""The records of a run under its tracker base: those that a word means, or those of a run that was found."""
+"""The records of a run under its tracker base, or those that match a word."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_recorder(base: str) -> Recorder:
     """Open this tracker base.
 
     Raises:
-        TrackerBaseError: the base is malformed, or a local one does not exist: reading itself would not fail.
+        TrackerBaseError: the base is malformed, or a local one does not exist, which reading would not notice.
     """
     recorder = Recorder(base, patience=SHORT_PATIENCE)
     verify_there(recorder)
@@ -37,19 +37,19 @@ def open_recorder(base: str) -> Recorder:
 
 
 def parts(key: str) -> dict[str, str]:
-    """Return the ``run``, ``stage`` and ``execution`` in a run id; they are empty for another key."""
+    """Return the ``run``, ``stage`` and ``execution`` of an execution id; empty for other keys."""
     found = run_id_parts(key)
     return dict(zip(("run", "stage", "execution"), found, strict=True)) if found else {}
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The run ids that a command line names.
+    """The executions that a command line names.
 
     Attributes:
         name: the full name of the run, or of the part of a run.
-        keys: its run ids.
-        cached: those of them with which an earlier run has recorded what the run took from the cache.
+        keys: the ids of its executions.
+        cached: those of earlier runs, which the run took from the cache.
     """
 
     name: str
@@ -57,18 +57,18 @@ class Chosen:
     cached: frozenset[str] = frozenset()
 
     def run_of(self, key: str) -> str:
-        """Return the pipeline run for which a run id counts: of what was taken from another run, the named one."""
+        """Return the pipeline run of an execution; for a cached one, the run that took it from the cache."""
         return pipeline_run(self.name if key in self.cached else key)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run, or a part of one, and the tracker base that has its records.
+    """The records of a run, or of a part of one, under a tracker base.
 
     Attributes:
         recorder: the records under the tracker base.
-        word: the run id, or the beginning of one, to look for; that of a run that was found begins with its whole id.
-        run: the run that was found; None if it is only looked for under the base.
+        word: the run or execution id, or its beginning; for a run that was found, it begins with the full id.
+        run: the run that was found; None if only the base is searched.
     """
 
     recorder: Recorder
@@ -82,13 +82,13 @@ class Recorded:
 
     @property
     def name(self) -> str:
-        """The run's name on its host, with the part; empty if it has none."""
+        """The run's name on its host, with the part, or ""."""
         part = self.word.partition("/")[2]
         return "" if self.run is None else "/".join(filter(None, [self.run.name, part])) if self.run.name else ""
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The arguments of the run, as far as they are known."""
+        """The known arguments of the run."""
         return {} if self.run is None else self.run.arguments
 
     @cached_property
@@ -98,15 +98,12 @@ class Recorded:
 
     @property
     def stages(self) -> Mapping[str, str]:
-        """The names of the stages that have ended by their run ids, in the order in which tables have them.
-
-        A run that is not described in full does not say which attempts were the last ones.
-        """
+        """Names of finished stages by execution id, in table order; empty for an incomplete record."""
         return {} if self.run is None or self.run.corrupt else self._ended
 
     @cached_property
     def earlier(self) -> frozenset[str]:
-        """The pods of attempts that others have followed: the pod that follows a lost one has another name."""
+        """The pods of superseded attempts: the pod that follows a lost one has another name."""
         if self.run is None or self.run.corrupt:
             return frozenset()
         pods, last = set[str](), set[str]()
@@ -118,14 +115,14 @@ class Recorded:
         return frozenset(pods - last)
 
     def shown(self, run_id: str) -> str:
-        """Return the name by which tables and commands have a run of a stage: RUN/STAGE, if the stage is known."""
+        """Return the name of an execution in tables and commands: RUN/STAGE, if the stage is known."""
         stage = self.stages.get(run_id)
         return run_id if stage is None or self.run is None else f"{self.run.run_id}/{stage}"
 
     def recorded(self, *, results: bool = False) -> set[str]:
-        """Return the run ids of the run, and of those from which it has stages, that have any records, or results.
+        """Return the executions of the run, including cached ones, that have records, or results.
 
-        If the run was not found, and has recorded nothing, those under the whole base.
+        If the run was not found and has no records, return those under the whole base.
         """
 
         def below(run: str | None) -> set[str]:
@@ -140,13 +137,13 @@ class Recorded:
         return below(None)
 
     def choose(self, known: Collection[str] | None = None) -> Chosen:
-        """Find the run ids of the run, or of the part of it. A run that was found may have recorded nothing.
+        """Find the executions of the run, or of the part of it. A run that was found may have no records.
 
-        A part is the beginning of what follows the run in a run id, or the name of stages that tables show. Cached
-        stages are named on stderr.
+        A part is the beginning of the rest of an execution id, or the name of stages in tables. Cached stages are
+        named on stderr.
 
         Args:
-            known: the run ids to choose from, by default ``recorded()``.
+            known: the execution ids to choose from. Default: ``recorded()``.
 
         Raises:
             UnknownRunError: no run matches, or several do.
@@ -204,19 +201,19 @@ class Recorded:
         return names[0], part
 
     def nothing_recorded(self, name: str) -> str:
-        """Return the sentence that the run, or the part with this run id, has recorded nothing, and why."""
+        """Return the sentence that the run, or this part of it, has recorded nothing, and why."""
         part = self.word.removeprefix(name)
         run = titled(self.name.removesuffix(part), name)
         why = "" if self.run is None else cached_by_kfp(self.run) or untracked(self.run)
         return f"{run} has recorded nothing under {printable(self.base)}. {why}".rstrip()
 
     def _unknown(self, there: Sequence[str], name: str = "", part: str = "") -> UnknownRunError:
-        """Return the error for a missing run, or a missing part of one, with those that exist.
+        """Return the error for an unknown run, or an unknown part of one.
 
         Args:
-            there: the runs, or the stages of the run.
-            name: the run that exists.
-            part: the part of it that does not.
+            there: the known runs, or the stages of the run.
+            name: the run, if it is known.
+            part: its unknown part.
         """
         whole, rests = f"{name}/{part}" if name else self.word, [key[len(name) + 1 :] for key in there]
         names = [*(rest.partition("/")[0] for rest in rests), *rests] if name else [LATEST, *there]
@@ -230,7 +227,7 @@ class Recorded:
 
 
 def _say_cached(run: str, cached: Iterable[str]) -> None:
-    """Say on stderr which stages of the run were cached, and which runs their results come from."""
+    """Print on stderr the cached stages of the run, and the runs of their results."""
     origins: dict[str, list[str]] = {}
     for key in cached:
         origins.setdefault(key.partition("/")[0], []).append(key.split("/")[1])
@@ -239,7 +236,7 @@ def _say_cached(run: str, cached: Iterable[str]) -> None:
 
 
 def titled(name: str, run_id: str) -> str:
-    """Return a run id for people, after the name that the run has on its host."""
+    """Return a run id for people, after the run's name on its host."""
     return printable(f"{name} ({run_id})" if name else run_id)
 
 
@@ -250,7 +247,7 @@ def nothing(base: str, run: str | None = None) -> TorchxKfpError:
 
 
 def _newest(recorder: Recorder) -> str | None:
-    """Return the pipeline run that was written last."""
+    """Return the pipeline run with the newest records."""
     times = recorder.last_written()
     # The times of S3 are whole seconds; the names of runs often have the time, too.
     ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)
@@ -260,19 +257,19 @@ def _newest(recorder: Recorder) -> str | None:
 def last_attempts(
     recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = (), earlier: Collection[str] = ()
 ) -> list[str]:
-    """Return the run ids without those of earlier attempts, which are named on stderr.
+    """Return the execution ids without earlier attempts, which are named on stderr.
 
-    They are in the order of ``last``; in another run, the stages are in the order in which they recorded something.
+    They are in the order of ``last``; otherwise, stages are in the order of their first records.
 
     Args:
         recorder: the records under the tracker base.
-        keys: the run ids.
-        named: the part of run ids that the user has named, or the base; an attempt that is named itself is kept.
+        keys: the execution ids.
+        named: the part of ids on the command line, or the base; an attempt that is named itself is kept.
         last: see ``earlier_attempts``.
         earlier: likewise.
 
     Raises:
-        NotRecordedError: only earlier attempts have recorded anything.
+        NotRecordedError: only earlier attempts have records.
     """
     keys = list(keys)
     written = _written(recorder, keys)
@@ -298,12 +295,12 @@ def last_attempts(
 def earlier_attempts(
     recorder: Recorder, keys: Collection[str], last: Collection[str] = (), earlier: Collection[str] = ()
 ) -> set[str]:
-    """Return the run ids of attempts that other ones have followed: see ``superseded``.
+    """Return the ids of superseded attempts: see ``superseded``.
 
     Args:
         recorder: the records under the tracker base.
-        keys: run ids.
-        last: the last attempts according to the run. They may have recorded nothing.
+        keys: execution ids.
+        last: the last attempts according to the run, which may have no records.
         earlier: the pods of earlier attempts according to the run.
     """
     return _earlier(keys, _written(recorder, keys), last, earlier)
@@ -317,6 +314,6 @@ def _earlier(
 
 
 def _written(recorder: Recorder, keys: Iterable[str]) -> dict[str, float]:
-    """Return when these run ids, and others of their runs, recorded something last."""
+    """Return the times of the newest records of all executions of these runs."""
     runs = {key.partition("/")[0] for key in keys}
     return recorder.written(*runs) if len(runs) == 1 else recorder.written()

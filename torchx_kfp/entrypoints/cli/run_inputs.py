@@ -1,4 +1,4 @@
-"""The options of what a run starts with: arguments, tracker base and code."""
+"""The options for the inputs of a run: arguments, tracker base and code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a command line says about the inputs of a run; the names are those of the options' values."""
+    """The inputs of a run on the command line, named like the options."""
 
     words: tuple[str, ...]
     tracker_base: str | None
@@ -47,12 +47,12 @@ class RunInputs:
 
         Args:
             target: the pipeline or component.
-            usual: returns the tracker base of a pipeline if no other is named; None if there is none.
+            usual: returns the default tracker base of a pipeline, or None.
             examples: values of ``--tracker-base``, for messages.
-            tracked: whether the stage that runs a component is tracked even without ``--tracker-base``.
-            absolute: returns the tracker base as the run gets it.
-            may_lack: whether arguments may be missing, because others start the run.
-            place: ``directory`` and ``without``: see ``prepare`` of ``prepared_run``, which has further errors.
+            tracked: whether the stage of a component is tracked even without ``--tracker-base``.
+            absolute: converts the tracker base for the run.
+            may_lack: allow missing arguments, because others start the run.
+            place: ``directory`` and ``without`` of ``prepared_run.prepare``, which has further errors.
 
         Raises:
             ArgumentError: a word is not an argument of the pipeline, or a tracker base is missing, or given twice.
@@ -73,7 +73,7 @@ class RunInputs:
     def _read_arguments(
         self, pipeline: Pipeline, usual: Callable[[Pipeline], str | None], examples: str
     ) -> dict[str, Any]:
-        """Return the given arguments, with the tracker base, unless that is the default of the pipeline.
+        """Return the given arguments, and the tracker base unless it is the pipeline's default.
 
         Without ``examples``, the tracker base may be missing.
         """
@@ -87,7 +87,7 @@ class RunInputs:
             raise ArgumentError(
                 f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
                 f"{'Name the right one with -p, or add' if pipeline.root.inputs else 'Add'} it to the pipeline's "
-                f"function, and give it to the stages: Stages({TRACKER_BASE}={TRACKER_BASE})."
+                f"function, and pass it to the stages: Stages({TRACKER_BASE}={TRACKER_BASE})."
             )
         if base is not None and TRACKER_BASE in arguments:
             raise ArgumentError(f"The tracker base is given twice: --tracker-base {base} and -p {TRACKER_BASE}=...")
@@ -105,38 +105,38 @@ def input_options(base: str, *, starts: bool = True) -> Decorator:
     """Add the options of ``RunInputs``, which the command takes as the argument ``inputs``.
 
     Args:
-        base: the form of a tracker base.
-        starts: whether the command starts a run; then it has ``--dry-run``.
+        base: the metavar of a tracker base.
+        starts: whether the command starts a run, and has ``--dry-run``.
     """
     options = [
         parameter_option,
         click.option(
             "--tracker-base",
             metavar=base,
-            help=f"Where stages record their results: the value of the parameter {TRACKER_BASE}.",
+            help=f"Where stages record their results; the value of the parameter {TRACKER_BASE}.",
         ),
         click.option(
             "--workspace",
             metavar="DIR",
-            help=f"The folder with the code of the stages. It is stored under the tracker base, once; the parameter "
+            help=f"The folder with the code of the stages. It is stored once under the tracker base; the parameter "
             f"{WORKSPACE} gets its URL.",
         ),
         click.option(
             "--fresh",
             metavar="STAGE",
             multiple=True,
-            help="Run this stage, or nested pipeline, although the cache has it; what reads it runs as well. May be "
+            help="Run this stage, or nested pipeline, even if it is cached; stages that read it run as well. May be "
             "given several times.",
         ),
     ]
     if starts:
-        dry_run = "Show which stages would run and why, and what would be sent (--workspace); start nothing."
+        dry_run = "Show which stages would run and why, and the files of --workspace; start nothing."
         options.append(click.option("--dry-run", is_flag=True, help=dry_run))
     return gathered("inputs", RunInputs, *options)
 
 
 def show_dry_run(run: PreparedRun, stages: Iterable[tuple[str, str]], *, as_json: bool) -> None:
-    """Print what would become of the stages of a run that is not started, by their names, and what would go with it."""
+    """Print the plan for each stage of a run that is not started, and its workspaces."""
     sizes = {name: {each.name: each.size for each in one.entries} for name, one in run.workspaces.items()}
     if as_json:
         found = {

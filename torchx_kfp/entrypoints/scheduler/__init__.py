@@ -1,6 +1,6 @@
 """TorchX's scheduler ``kfp``: ``torchx run -s kfp`` runs an AppDef as a pipeline of one stage on a KFP host.
 
-The distribution ``torchx-kfp-scheduler``, in the folder ``scheduler`` of the repository, registers it.
+The distribution ``torchx-kfp-scheduler``, in the folder ``packages`` of the repository, registers it.
 
 ``runopts``    the options of ``-cfg`` and a ``.torchxconfig``, and the KFP host that they name
 ``app_run``    AppDef -> the request for a run; a run -> the roles of an app, the states and lines of their replicas
@@ -18,11 +18,11 @@ __all__ = ["create_scheduler"]
 
 
 def create_scheduler(session_name: str, **parameters: Any) -> KfpScheduler:
-    """Return the scheduler; TorchX calls this.
+    """Return the scheduler, for TorchX.
 
     Args:
         session_name: the name of TorchX's session, a part of app handles.
-        parameters: ignored: TorchX makes them from variables such as ``TORCHX_HOST``, whose names 0.7.0 mangles.
+        parameters: ignored; TorchX makes them from variables such as ``TORCHX_HOST``, whose names 0.7.0 mangles.
     """
     from torchx_kfp.entrypoints.scheduler.scheduler import KfpScheduler
 

@@ -31,9 +31,9 @@ from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: The annotation of an app's pod with the name of its role, as the labels of TorchX's schedulers have it.
+#: The annotation of an app's pod with the name of its role, like the label of TorchX's schedulers.
 ROLE_NAME = "torchx.pytorch.org/role-name"
-#: Stands between the name of a replica and its line in the log of a distributed stage.
+#: Separates the name of a replica and its line in the log of a distributed stage.
 _SEPARATOR = " | "
 #: The states of TorchX, which has the same ones for apps and replicas.
 STATES = {
@@ -54,22 +54,21 @@ STATES = {
 
 @dataclass(frozen=True)
 class StageRoles:
-    """The roles of a stage, with their numbers of replicas: one role of one replica, unless an engine runs them."""
+    """The roles of a stage with their numbers of replicas; without an engine, one role with one replica."""
 
     counts: Mapping[str, int]
     is_distributed: bool = False
 
     @property
     def replicas(self) -> list[str]:
-        """The names with which the lines of replicas begin: ``trainer/3``."""
+        """The prefixes of replicas' lines: ``trainer/3``."""
         return [f"{role}/{number}" for role, count in self.counts.items() for number in range(count)]
 
 
 def roles_of(record: RunRecord) -> dict[str, StageRoles]:
-    """Return the roles of each stage of a run, by the stage's name without indices of loops.
+    """Return the roles of each stage of a run, by the stage's name without indices.
 
-    There are none if the host does not say which pipeline it runs. A run that TorchX has not submitted has a role for
-    each stage.
+    There are none if the pipeline is unknown. A run not submitted by TorchX has one role for each stage.
     """
     try:
         pipeline = record.load()
@@ -88,12 +87,12 @@ def roles_of(record: RunRecord) -> dict[str, StageRoles]:
 
 
 def role_statuses(result: RunResult, roles: Mapping[str, StageRoles]) -> list[specs.RoleStatus]:
-    """Return the status of each role: that of its stage, which is all that KFP knows.
+    """Return the status of each role, which is that of its stage.
 
-    If a stage of several replicas has failed, the states of its replicas are unknown, and its pod is the launcher's.
+    If a distributed stage failed, the states of its replicas are unknown, and its pod is the launcher's.
 
     Args:
-        result: that of the run, as far as it has come.
+        result: the current result of the run.
         roles: the roles of the stages.
     """
     statuses: dict[str, specs.RoleStatus] = {}
@@ -125,13 +124,13 @@ def find_replica(roles: Mapping[str, StageRoles], role: str, number: int) -> str
 def lines_of(
     source: RunSource, roles: Mapping[str, StageRoles], replica: str, *, should_tail: bool = False
 ) -> Iterator[str]:
-    """Yield the replica's lines with their line breaks, those of all attempts in turn.
+    """Yield the replica's lines of all attempts, with line breaks.
 
     Args:
         source: the run.
         roles: the roles of its stages.
         replica: the name of one of its replicas.
-        should_tail: whether to wait for more lines until the run has ended.
+        should_tail: wait for more lines until the run ends.
     """
     files: dict[Path, FileTail] = {}
     for record in source.follow(closely=True):
@@ -152,7 +151,7 @@ def lines_of(
 
 
 def _selected(lines: list[str], stage: StageRoles, replica: str) -> Iterator[str]:
-    """Yield those of a stage's lines that belong to the replica; the launcher's own are the first replica's."""
+    """Yield a stage's lines of the replica; the launcher's own lines count as the first replica's."""
     if not stage.is_distributed:
         yield from lines
         return
@@ -169,13 +168,13 @@ def _selected(lines: list[str], stage: StageRoles, replica: str) -> Iterator[str
 _logger = logging.getLogger(__name__)
 
 _SESSION_ID = "TORCHX_INTERNAL_SESSION_ID"
-#: The alias of the run that ``--parent_run_id`` names: applications find it as ``current_run().parent``.
+#: The alias of the run of ``--parent_run_id``, which is ``current_run().parent`` in applications.
 PARENT = "parent"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a KFP host, which ``torchx run --dryrun`` shows."""
+    """A request to a KFP host; ``torchx run --dryrun`` shows it."""
 
     #: The run that the request starts, with the code of its workspaces.
     prepared: PreparedRun
@@ -192,30 +191,29 @@ class Request:
 
 
 def make_request(app: specs.AppDef, options: Options) -> Request:
-    """Return the request that runs the app, with its code, after the check of what KFP would refuse or change.
+    """Return the request that runs the app with its code, after a check for problems on KFP.
 
     Raises:
-        AppDefError: the app cannot become a stage without losing something, has a parent run, but no tracker base; or
-            the tracker base is not one.
-        UnsupportedPipelineError: the run would surely fail, such as with a tracker base that pods do not reach.
-        WorkspaceError: the workspace of a role cannot travel.
+        AppDefError: the app cannot become a stage, has a parent run but no tracker base, or the tracker base is wrong.
+        UnsupportedPipelineError: the run would surely fail, as with a tracker base that pods cannot reach.
+        WorkspaceError: the workspace of a role cannot be packed.
     """
     app, trackers, parent = without_runner_variables(app)
     arguments = {protocol.TRACKER_BASE_PARAMETER: options.tracker_base} if options.tracker_base else {}
     if not options.tracker_base and parent:
         raise AppDefError(
-            f"The app is to read the run {parent!r} (--parent_run_id), but there is no tracker base, under "
-            "which results are stored. Give one: -cfg tracker_base=s3://bucket/results"
+            f"The app has the parent run {parent!r} (--parent_run_id), but no tracker base with its results. Give one: "
+            "-cfg tracker_base=s3://bucket/results"
         )
     if not options.tracker_base and trackers:
         _logger.warning(
-            "Nothing is recorded in the trackers %s: an app that runs on KFP gets TorchX's trackers with a tracker "
-            "base, such as -cfg tracker_base=s3://bucket/results.",
+            "Nothing is recorded in the trackers %s: on KFP, TorchX's trackers need a tracker base, such as "
+            "-cfg tracker_base=s3://bucket/results.",
             ", ".join(trackers),
         )
     if not options.tracker_base and any(getattr(role, "workspace", None) for role in app.roles):
         raise AppDefError(
-            "The app's workspace is stored under a tracker base, and there is none. Give one, such as -cfg "
+            "The app's workspace needs a tracker base, under which it is stored. Give one, such as -cfg "
             "tracker_base=s3://bucket/results, or run the code of the image: --workspace ''"
         )
     prepared = prepare(_compile(app, options, trackers, parent), arguments)

@@ -1,8 +1,8 @@
-"""The run options, which ``-cfg`` and the section ``[kfp]`` of a ``.torchxconfig`` take, and the host that they name.
+"""The run options of ``-cfg`` and of the section ``[kfp]`` in a ``.torchxconfig``, and the host that they name.
 
-``torchx run`` gives a scheduler the options of ``-cfg``, over those of a ``.torchxconfig``; most other commands give it
-none, so the scheduler reads the ``.torchxconfig`` itself. The environment and the settings file follow, as for
-torchx-kfp's own commands.
+``torchx run`` passes the options of ``-cfg``, over those of a ``.torchxconfig``. Most other commands pass none, so the
+scheduler reads the ``.torchxconfig`` itself. The environment and the settings file follow, as for torchx-kfp's
+commands.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
 NAME = "kfp"
 #: The help of each option, by its name.
 _OPTIONS = {
-    "host": "URL of KFP, such as https://kfp.example.com. Commands that take no -cfg (status, log, cancel, describe) "
-    "read it from [kfp] in .torchxconfig, from TORCHX_KFP_HOST, or from torchx-kfp's settings file, as this one does "
-    "without it. Credentials come from there, too.",
-    "namespace": "your namespace, in a Kubeflow that several users share",
-    "tracker_base": "where results are stored, such as s3://bucket/results. It makes the app a tracked stage; without "
+    "host": "URL of KFP, such as https://kfp.example.com. Default: host in [kfp] of .torchxconfig, TORCHX_KFP_HOST, or "
+    "torchx-kfp's settings file. Commands without -cfg (status, log, cancel, describe) use the default. Credentials "
+    "come from the environment or the settings file.",
+    "namespace": "your namespace, in multi-user Kubeflow",
+    "tracker_base": "where to store results, such as s3://bucket/results. It makes the app a tracked stage; without "
     "it, the app gets none of torchx-kfp's variables.",
     **{name: option.more or option.help for name, option in SUBMISSION.items()},
     "engine": "what runs several replicas or roles: job (an Indexed Job), jobset (a JobSet) or trainjob (a TrainJob)",
     "queue": "Kueue's LocalQueue that admits the replicas. It needs an engine.",
     "secrets": "variables from Kubernetes secrets, as VARIABLE:secret/key;OTHER_VARIABLE:secret/key",
 }
-#: The options of the connection. Commands that TorchX gives no options read them from a ``.torchxconfig``.
+#: The options of the connection, which commands without ``-cfg`` read from a ``.torchxconfig``.
 _OF_CONNECTION = [name for name in _OPTIONS if name in FLAGS]
 
 
@@ -50,10 +50,10 @@ def run_options() -> specs.runopts:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run; texts are empty if they are not given.
+    """The options of a run; texts are empty if not given.
 
-    ``of_connection`` has those of the connection that are given. ``secrets`` has the form of `task_from_app`: {secret:
-    {key: variable}}.
+    ``of_connection`` has the given options of the connection. ``secrets`` has the form of `task_from_app`:
+    {secret: {key: variable}}.
     """
 
     of_connection: Mapping[str, str]
@@ -67,8 +67,8 @@ def parse_options(cfg: Mapping[str, Any]) -> Options:
     """Read the options that TorchX has resolved.
 
     Raises:
-        ArgumentError: a queue has no engine, or a secret is not one.
-        AppDefError: there is no such engine.
+        ArgumentError: a queue has no engine, or a secret is malformed.
+        AppDefError: the engine is unknown.
     """
     given = {name: value for name, value in cfg.items() if value is not None}
     return Options(
@@ -81,12 +81,12 @@ def parse_options(cfg: Mapping[str, Any]) -> Options:
 
 
 def connection_options(cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Return those of the connection that are given."""
+    """Return the given options of the connection."""
     return {name: str(cfg[name]) for name in _OF_CONNECTION if cfg.get(name)}
 
 
 def configured_options() -> dict[str, str]:
-    """Return those of the connection in the ``.torchxconfig`` files that TorchX reads, the first ones first."""
+    """Return the options of the connection in TorchX's ``.torchxconfig`` files; earlier files take precedence."""
     from torchx.runner.config import find_configs
 
     parser = configparser.ConfigParser()

@@ -32,36 +32,36 @@ if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
 
 _logger = logging.getLogger(__name__)
 
-#: How many runs are listed at most; `torchx-kfp runs` shows others.
+#: The most listed runs; `torchx-kfp runs` shows more.
 _LISTED = 200
 
 
 class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
-    """Runs apps on a KFP host. An app's id is the id of its run."""
+    """Runs apps on a KFP host. An app's id is that of its pipeline run."""
 
     def __init__(self, session_name: str) -> None:
-        """Take the session's name. Nothing is read or sent: ``torchx runopts`` constructs every scheduler."""
+        """Create the scheduler without any requests: ``torchx runopts`` constructs every scheduler."""
         super().__init__(NAME, session_name)
         self._connect = functools.cache(_connect)
-        #: The connections of the apps that this scheduler has submitted, by their ids.
+        #: The connections of the apps submitted by this scheduler, by id.
         self._of_apps: dict[str, Connection] = {}
 
     def _run_opts(self) -> specs.runopts:
         return run_options()
 
     def _validate(self, app: specs.AppDef, scheduler: str, *cfg: object) -> None:
-        """Do nothing: `authoring` checks all fields, and knows what KFP can do without, such as resources."""
+        """Do nothing: `authoring` checks all fields, some of which KFP does not need, such as resources."""
 
     def build_workspace_and_update_role(self, role: specs.Role, workspace: str, cfg: Mapping[str, Any]) -> None:
-        """Note the folder that TorchX 0.7.0 gives: it is packed with the request, and stored when the app starts."""
+        """Store the folder from TorchX 0.7.0: it is packed with the request, and uploaded when the app starts."""
         role.workspace = None if _is_default(workspace) else workspace
 
     def caching_build_workspace_and_update_role(self, role: specs.Role, cfg: Mapping[str, Any], *_: object) -> None:
-        """Do the same for a role of TorchX's nightly, which has its workspace already."""
+        """Do the same for a role of TorchX's nightly, which already has its workspace."""
         if _is_default(str(role.workspace)):
             role.workspace = None
         else:
-            # The nightly would take a role that has not changed for one whose image has the code.
+            # The nightly would take an unchanged role for one whose image has the code.
             role.metadata = {**role.metadata, NAME: {"workspace": "packed when the app is submitted"}}
 
     def _submit_dryrun(self, app: specs.AppDef, cfg: Mapping[str, Any]) -> specs.AppDryRunInfo[Request]:
@@ -77,7 +77,7 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         """Start the run and return its id.
 
         Raises:
-            TorchxKfpError: there is no host, it does not answer, or it refuses the run.
+            TorchxKfpError: there is no host, it does not answer, or it rejects the run.
         """
         from torchx_kfp.execution.host.host_runs import Host
         from torchx_kfp.execution.host.submission import check_submission, refuse_submission, start_run, version_of
@@ -96,8 +96,8 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
             )
             if request.options.of_connection and self._connection(configured_options()).name != connection.name:
                 _logger.warning(
-                    "Only -cfg names the host %s. For torchx status, log, describe and cancel, run: "
-                    "export TORCHX_KFP_HOST=%s (or write it into [kfp] of a .torchxconfig).",
+                    "The host %s is only given by -cfg. For torchx status, log, describe and cancel, run: "
+                    "export TORCHX_KFP_HOST=%s (or set it in [kfp] of a .torchxconfig).",
                     connection.name,
                     connection.name,
                 )
@@ -107,7 +107,7 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         return run.run_id
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Return what the host says of the app, its roles as names and numbers of replicas; None if there is none.
+        """Return the app's state, and its roles with numbers of replicas; None if the app is unknown.
 
         Raises:
             HostError: there is no host, or it does not answer.
@@ -140,7 +140,7 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
             )
 
     def list(self, cfg: Mapping[str, Any] | None = None) -> list[ListAppResponse]:
-        """Return the newest runs of the host, whoever has submitted them."""
+        """Return the newest runs of the host, from all users."""
         from torchx_kfp.entrypoints.scheduler.app_run import STATES
         from torchx_kfp.execution.host.host_runs import Host
 
@@ -168,16 +168,16 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
 
         Args:
             app_id: the app.
-            role_name: a role of the app; of a run that TorchX has not submitted, the name of a stage.
+            role_name: a role of the app; for a run not submitted by TorchX, the name of a stage.
             k: the replica, from 0.
-            regex: what a line must contain.
-            since: not used: KFP's logs have no times.
-            until: not used either.
-            should_tail: whether to wait for further lines until the run has ended.
-            streams: KFP keeps both streams together, so only ``combined`` is known.
+            regex: a pattern to search in lines.
+            since: ignored: KFP's logs have no times.
+            until: ignored as well.
+            should_tail: wait for further lines until the run ends.
+            streams: only ``combined`` is supported, because KFP has both streams in one log.
 
         Raises:
-            ValueError: one stream is asked for, or the app has no such replica.
+            ValueError: a single stream is requested, or the app has no such replica.
             HostError: there is no host, or it does not answer.
         """
         from torchx_kfp.entrypoints.scheduler.app_run import find_replica, lines_of, roles_of
@@ -197,13 +197,13 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         self._run(app_id).terminate()
 
     def _delete_existing(self, app_id: str) -> None:
-        """Cancel the app, unless it has ended: what KFP has recorded of a run stays."""
+        """Cancel the app unless it has ended; KFP's records of the run are kept."""
         described = self.describe(app_id)
         if described is not None and not specs.is_terminal(described.state):
             self._cancel_existing(app_id)
 
     def _run(self, app_id: str) -> HostRun:
-        """Return the app's run without asking the host; its messages go to TorchX's log."""
+        """Return the app's run without a request; its messages go to TorchX's log."""
         from torchx_kfp.execution.host.run import HostRun
 
         return HostRun(self._of_app(app_id), app_id, say=lambda text: _logger.warning("%s", text), reads="none")
@@ -224,7 +224,7 @@ def _connect(options: tuple[tuple[str, str], ...]) -> Connection:
 
 
 def _is_default(workspace: str) -> bool:
-    """Tell whether a workspace is the one that ``torchx run`` gives without ``--workspace``."""
+    """Return whether a workspace is the default of ``torchx run``."""
     folder = os.getcwd()
     if workspace not in (folder, f"file://{folder}"):
         return False
@@ -233,7 +233,7 @@ def _is_default(workspace: str) -> bool:
 
 
 def _as_validation_error(error: TorchxKfpError) -> Exception:
-    """Return the error as one of its class that ``torchx run`` shows without a traceback."""
+    """Return the error as a subclass that ``torchx run`` shows without a traceback."""
     from torchx.specs.finder import ComponentValidationException
 
     kind = type(error)

@@ -21,24 +21,24 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, variable
 from torchx_kfp.execution.pipeline.load import verify_depth
 
-#: How many characters of a message are shown: those of KFP repeat it for each layer of the server.
+#: How many characters of a message are shown: KFP repeats messages for each layer of the server.
 _LONGEST = 600
 #: How many characters of it are looked at.
 _MOST_OF_MESSAGE = 20_000
 #: Parts of the addresses of pages that ask for a password.
 _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
-#: The advice after a POST whose answer is lost.
+#: The advice after a POST whose answer was lost.
 MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
 #: The sentence for a host with several users if the settings name no namespace.
 NO_NAMESPACE = (
-    "The host has several users, and no namespace is given. Give that of your profile: --namespace NAME, "
+    "The host is multi-user, and no namespace is given. Give that of your profile: --namespace NAME, "
     f"{variable('namespace')}, or namespace in the settings file."
 )
 _EMPTY_NAMESPACE = re.compile(r"an? [\w ]+ cannot have an empty namespace in multi-user mode", re.IGNORECASE)
-#: What KFP says of a right that a user lacks (code 7).
+#: KFP's message about a right that the user lacks (code 7).
 _LACKING = re.compile(r"User '([^']*)' is not authorized .*?Namespace:([^,}]*),Verb:([^,}]*),.*?Resource:([^,}]*)")
 _PERMISSION_DENIED = 7
-#: Prefixes of the message of a layer.
+#: The prefixes with which layers of the server repeat a message.
 _LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundError: ", "BadRequestError: ")
 _NONE: Mapping[str, Any] = {}
 
@@ -47,7 +47,7 @@ def read_json(text: str | bytes) -> Any:
     """Return the JSON in an answer.
 
     Raises:
-        ValueError: it is not JSON, is nested too deep, or has numbers that JSON lacks or that are too large.
+        ValueError: it is not JSON, is nested too deeply, or has numbers that JSON lacks or that are too large.
     """
     try:
         found = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
@@ -58,7 +58,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def refuse_run_id(found: object, request: str, wanted: str = "") -> None:
-    """Raise HostError if an answer has another run id than the one that was asked for, or one that is not KFP's."""
+    """Raise HostError if an answer has a different run id than the requested one, or one that is not a UUID."""
     if isinstance(found, str) and UUID.fullmatch(found) and wanted in ("", found):
         return
     what = f"with the run id {shown(found)}" if found else "without a run id"
@@ -75,7 +75,7 @@ def _number(text: str) -> float | int:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of a server. ``request`` names what was asked, ``url`` is where it is from, or leads."""
+    """An answer of a server. ``request`` names the request, ``url`` is the answer's origin, or where it redirects."""
 
     request: str
     url: str
@@ -89,20 +89,20 @@ class Answer:
 
     @property
     def is_page(self) -> bool:
-        """Whether it is a page for a browser, which KFP's API never sends."""
+        """Whether it is a web page, which KFP's API never sends."""
         content_type = self.headers.get("Content-Type", "").lower()
         if content_type.startswith("text/plain"):
-            return False  # a log, whatever a stage has printed
+            return False  # a log, which may contain anything
         start = self.body[:200].lstrip().lower()
         return content_type.startswith("text/html") or start.startswith((b"<!doctype html", b"<html"))
 
     @property
     def asks_to_sign_in(self) -> bool:
-        """Whether the server wants other credentials."""
+        """Whether the server asks for other credentials."""
         if self.status in (401, 403):
             return True
         if self.status >= 500:
-            return False  # a proxy's page about an error may mention how to sign in
+            return False  # a proxy's error page may mention how to sign in
         page = self.body[:20_000].lower()
         leads_there = any(part in self.url.lower() for part in _SIGN_IN)
         return (leads_there and (self.is_page or self.is_redirect)) or (
@@ -111,14 +111,14 @@ class Answer:
 
     @property
     def is_redirect(self) -> bool:
-        """Whether it sends the request elsewhere, where it is not sent."""
+        """Whether it is a redirect, which is not followed."""
         return 300 <= self.status < 400
 
     def json(self) -> dict[str, Any]:
         """Return the JSON object.
 
         Raises:
-            HostUnreachableError: it is something else.
+            HostUnreachableError: the answer is something else.
         """
         try:
             content = read_json(self.body)
@@ -134,7 +134,7 @@ class Answer:
 
     @property
     def is_failed_log(self) -> bool:
-        """Whether it says that a log cannot be read: KFP has begun its answer with status 200 by then."""
+        """Whether it reports that a log cannot be read, which KFP does with status 200."""
         if not self.body.startswith(b'{"error_message":'):
             return False
         try:
@@ -150,12 +150,12 @@ class Answer:
 
     @property
     def unreachable(self) -> type[HostUnreachableError]:
-        """The error if this is not the answer of KFP's API, which may have got the request nevertheless."""
+        """The error if this is not an answer of KFP's API, which may have received the request anyway."""
         return HostAnswerLostError if self.request.startswith("POST ") else HostUnreachableError
 
     @property
     def lacking_right(self) -> str:
-        """The right that KFP says the user lacks, as a clause; empty if it is not KFP that refuses the request."""
+        """The right that the user lacks according to KFP, as a clause; empty if KFP did not refuse the request."""
         try:
             status = read_json(self.body)
         except ValueError:
@@ -170,7 +170,7 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The server's own words about an error, without those that repeat them."""
+        """The server's own message about an error, without repetitions."""
         try:
             status = read_json(self.body)
         except ValueError:
@@ -187,13 +187,13 @@ class Answer:
         whole = str(said or f"HTTP status {self.status}")[:_MOST_OF_MESSAGE]
         for layer in _LAYERS:
             whole = whole.replace(layer, "")
-        # The details have the reason, unless it is only the name of the status.
+        # The details have the reason, or only the name of the status.
         found = next((text for text in inner if text in whole), whole)
         return shorten(printable(found).strip().rstrip("."), _LONGEST)
 
 
 def error_of(answer: Answer, settings: Settings) -> HostError:
-    """Return the error for an answer to a request with these settings that is not a success, or not from KFP."""
+    """Return the error for an answer that is not a success, or not from KFP."""
     if right := answer.lacking_right:
         return HostCredentialsError(
             f"{answer.request} failed: {right}. Ask the owner of this namespace's profile to add the user as a "
@@ -207,11 +207,11 @@ def error_of(answer: Answer, settings: Settings) -> HostError:
         said = f": {said}" if said and not answer.is_page else ""
         return HostCredentialsError(f"{answer.request} was answered with {how}{said}. {_about_credentials(settings)}")
     if answer.is_redirect:
-        # A server that answers with a redirect may have carried out the POST before.
+        # The server may have carried out the POST before it redirects.
         lost = HostAnswerLostError if answer.request.startswith("POST ") else HostRefusedError
         return lost(
-            f"{answer.request} was redirected to {printable(shorten(answer.url, _LONGEST))}, where it was not sent. If "
-            "that is KFP, give it as the host."
+            f"{answer.request} was redirected to {printable(shorten(answer.url, _LONGEST))}, which was not followed. "
+            "If that is KFP, give it as the host."
         )
     if answer.is_page:
         return answer.unreachable(
@@ -221,7 +221,7 @@ def error_of(answer: Answer, settings: Settings) -> HostError:
         )
     text = f"{answer.request} failed: {answer.message}."
     if answer.status == 404:
-        # KFP says what it has not found, unless it does not know the path.
+        # KFP names what it did not find, unless the path is unknown.
         is_unknown = answer.message in ("Not Found", "HTTP status 404")
         return HostNotFoundError(f"{text} Is this the URL of a KFP host?" if is_unknown else text)
     if answer.request.startswith("POST ") and (answer.status == 408 or answer.status >= 500):
@@ -229,23 +229,23 @@ def error_of(answer: Answer, settings: Settings) -> HostError:
     if _EMPTY_NAMESPACE.fullmatch(answer.message):
         return HostRefusedError(f"{answer.request} failed. {NO_NAMESPACE}")
     if answer.status in (408, 429, 502, 503, 504):
-        return HostUnreachableError(f"{text} The host is busy or restarts: try again later.")
+        return HostUnreachableError(f"{text} The host is busy or restarting: try again later.")
     if answer.status < 500:
         return HostRefusedError(text)
     return HostError(text)
 
 
 def _about_credentials(settings: Settings) -> str:
-    """Say which credentials were sent, and how to give others."""
+    """Return sentences about the credentials that were sent, and how to give others."""
     given = [name for name, setting in SETTINGS.items() if setting.kind == "credential" and getattr(settings, name)]
     where = f"in the namespace {settings.namespace!r}" if settings.namespace else "here"
     lack = f"They may have expired, or lack the right to do this {where}."
     if given:
-        sent = f"Sent were: {joined(settings.source(name) for name in given)}. {lack}"
+        sent = f"The request was sent with {joined(settings.source(name) for name in given)}. {lack}"
     elif settings.host:
-        sent = "No credentials were sent."
+        sent = "The request was sent without credentials."
     else:
-        sent = f"The credentials of the cluster were sent. {lack}"
+        sent = f"The request was sent with the cluster's credentials. {lack}"
     return (
         f"{sent} Give a token ({variable('existing_token')}), a file with one ({variable('token_file')}), or the "
         f"cookies of a browser that is signed in ({variable('cookies')}='authservice_session=...'): in the "
@@ -254,7 +254,7 @@ def _about_credentials(settings: Settings) -> str:
 
 
 def as_object(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return a JSON object, or the one below these keys of it; an empty one for anything else."""
+    """Return a JSON object, or the one below these keys; an empty one for anything else."""
     for key in keys:
         value = as_object(value).get(key)
     return value if type(value) is dict or isinstance(value, Mapping) else _NONE

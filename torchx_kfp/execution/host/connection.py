@@ -1,7 +1,7 @@
 """The connection to a KFP host: requests with ``kfp.Client``'s credentials, repeated where that is safe.
 
-``kfp.Client`` supplies the credentials; its prints, warnings and waits are suppressed. Answers have a limited size, and
-take a limited time. Redirects are not followed: credentials are for the host that the user has named.
+``kfp.Client`` supplies the credentials; its prints, warnings and waits are suppressed. Answers are limited in size and
+time. Redirects are not followed: credentials are only for the host that the user has named.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ from torchx_kfp.execution.host.settings import (
     way_to_give,
 )
 
-# urllib3 logs each connection that breaks; without a handler, Python would write that to stderr.
+# urllib3 logs broken connections; without a handler, Python would write that to stderr.
 logging.getLogger("urllib3").addHandler(logging.NullHandler())
 
-#: The most bytes of an answer, unpacked. The largest that KFP has are 50 runs with their pipelines (1 MB each), and the
+#: The most bytes of an unpacked answer. The largest ones of KFP are 50 runs with their pipelines (1 MB each), and the
 #: workflow of a run of 1,000 stages.
 MOST_BYTES = 128 << 20
-#: How much is read at once; packed, it may be a thousand times as much.
+#: The bytes that are read at once; unpacked, they may be a thousand times as many.
 _PIECE = 1 << 13
-#: Exceptions of urllib3 and http.client if a server does not speak HTTP; OverflowError is that of a chunk's size.
+#: Exceptions of urllib3 and http.client for a server that does not speak HTTP; a chunk's size raises OverflowError.
 _BROKEN = (HTTPError, HTTPException, ValueError, OverflowError, OSError)
 V2BETA1, V1BETA1, V1ALPHA1 = "/apis/v2beta1", "/apis/v1beta1", "/apis/v1alpha1"
-#: The reason in what Python's ssl says: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: ... (_ssl.c:1006)
+#: The reason in a message of ssl: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: ... (_ssl.c:1006)
 _TLS_REASON = re.compile(r"\[SSL[^\]]*\] (.*?)(?: \(_ssl\.c:\d+\)|'\)|$)")
-#: The value that kfp.Client leaves as the host if it has found none.
+#: The host of a kfp.Client that has found none.
 _NONE = "http://localhost"
 #: In a pod, the file with the pod's namespace.
 POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -81,10 +81,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a request may take, in seconds.
+    """The limits of a request, in seconds.
 
-    ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that until the end of the answer,
-    with all repetitions: there are at most ``retries``, after waits of ``wait`` times 0, 2, 4.
+    ``connect`` and ``read`` limit the time without any data, ``whole`` the time until the end of the answer, including
+    up to ``retries`` retries after waits of ``wait`` times 0, 2, 4.
     """
 
     connect: float = 10.0
@@ -95,14 +95,14 @@ class Timeouts:
 
 
 class Connection:
-    """Requests to a KFP host. It is made when it is first used. Several threads may use it."""
+    """Sends requests to a KFP host; connects at the first one. Several threads may use it."""
 
     def __init__(self, settings: Settings, timeouts: Timeouts = Timeouts()) -> None:
         """Take the settings. Nothing is read or sent before the first request.
 
         Args:
             settings: the settings.
-            timeouts: how long a request may take.
+            timeouts: the limits of a request.
         """
         self.settings = settings
         self._timeouts = timeouts
@@ -114,28 +114,28 @@ class Connection:
 
         Args:
             path: the path below the host.
-            query: the parameters of the query; empty ones are left out.
+            query: the parameters of the query, without empty ones.
 
         Raises:
             HostSettingsError: there is no host, or its settings are wrong.
-            HostUnreachableError: it does not answer, or something else does.
-            HostCredentialsError: it does not accept the credentials.
-            HostNotFoundError: it has nothing at this path.
-            HostError: it reports another error.
+            HostUnreachableError: the host does not answer, or something else does.
+            HostCredentialsError: the host rejects the credentials.
+            HostNotFoundError: there is nothing at this path.
+            HostError: the host reports another error.
         """
         return self._request("GET", path, query).json()
 
     def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, if_lost: str = MAYBE_ACCEPTED
     ) -> dict[str, Any]:
-        """Send a JSON object and return the one that answers.
+        """Send a JSON object and return the JSON object of the answer.
 
-        The request is repeated only if the host cannot have accepted it.
+        The request is only repeated if the host cannot have accepted it.
 
         Args:
             path: the path below the host.
             body: the object.
-            if_lost: the sentence about what to do if the host may have accepted the request.
+            if_lost: the advice for a request that the host may have accepted.
 
         Raises:
             HostAnswerLostError: the host may have accepted it.
@@ -159,7 +159,7 @@ class Connection:
         return answer.body
 
     def link(self, run_id: str) -> str:
-        """Return the page of a run in KFP's UI; empty if its address is not known, as inside a cluster."""
+        """Return the URL of a run in KFP's UI; empty if it is unknown, as inside a cluster."""
         base = self.settings.ui_host or self.settings.host
         return f"{base}/#/runs/details/{quote(run_id, safe='')}" if base else ""
 
@@ -180,7 +180,7 @@ class Connection:
         """The user's namespace; empty in a single-user installation."""
         if self.settings.namespace:
             return self.settings.namespace
-        # kfp.Client's own settings file; the client takes another namespace of services for the user's.
+        # From kfp.Client's own settings file. With another service namespace, the client takes that for the user's.
         found = self._connected().get_user_namespace() if self.settings.service_namespace == "kubeflow" else ""
         if found:
             return str(found)
@@ -197,7 +197,7 @@ class Connection:
             if self._client is None or anew:
                 self._client = make_client(self.settings)
                 if not self.settings.verify_ssl:
-                    # The user has chosen this.
+                    # It is the user's choice.
                     urllib3.disable_warnings(InsecureRequestWarning)
             return self._client
 
@@ -213,7 +213,7 @@ class Connection:
         words = {name: str(value) for name, value in query.items() if value not in (None, "")}
         where = f"{path}?{urlencode(words, quote_via=quote, errors='replace')}" if words else path
         answer = self._send(self._connected(), method, where, body, is_text)
-        # 403 is for lack of rights, unless it is a proxy's page to sign in.
+        # 403 means missing rights, unless a proxy answers with its login page.
         if answer.asks_to_sign_in and (answer.status != 403 or answer.is_page):
             # A token, a cookie or the settings file may have changed since the client was made.
             answer = self._send(self._connected(anew=True), method, where, body, is_text)
@@ -229,10 +229,10 @@ class Connection:
         api.update_params_for_auth(headers, [], ["Bearer"])
         if body is not None:
             headers["Content-Type"] = "application/json"
-        # A log that cannot be read is answered with 500, and so it stays.
+        # KFP answers 500 for a log that it cannot read; a retry would not help.
         again = {429} if method != "GET" else {429, 502, 503, 504} if is_text else {429, 500, 502, 503, 504}
         url = f"{self._base(client)}{where}"
-        # A filter in the query is long, and says nothing to a user.
+        # The filter in the query is long and meaningless to users.
         request = f"{method} {printable(url.partition('?')[0])}"
         timeouts, began = self._timeouts, time.monotonic()
         options = {
@@ -251,7 +251,7 @@ class Connection:
                 raise_on_status=False,
             ),
         }
-        # A host whose bytes come one by one takes no more time, either.
+        # The limit also holds for a host that sends byte by byte.
         manager = api.rest_client.pool_manager
         try:
             return within(timeouts.whole, lambda: _exchange(manager, method, url, request, options))
@@ -276,9 +276,9 @@ class Connection:
         if isinstance(reason, NewConnectionError):
             why = f"the host does not answer ({_short(reason)})"
         elif isinstance(reason, ConnectTimeoutError):
-            why = f"the host has not answered within {duration(waited)}"
+            why = f"the host did not answer within {duration(waited)}"
         elif isinstance(reason, ReadTimeoutError):
-            why = f"the host has accepted the connection, and not answered within {duration(waited)}"
+            why = f"the host accepted the connection, but did not answer within {duration(waited)}"
         elif isinstance(reason, TimeoutError):
             why = f"the answer was not complete within {self._timeouts.whole:g} s"
         else:
@@ -291,28 +291,28 @@ class Connection:
         found = _TLS_REASON.search(text)
         why = found[1] if found else shorten(printable(text), 200)
         if "WRONG_VERSION_NUMBER" in text or "record layer" in text.lower():
-            return f"the host does not use TLS at this port ({why}). Begin its URL with http:// in place of https://."
+            return f"the host does not use TLS at this port ({why}). Use http:// in its URL, not https://."
         given = self.settings.ssl_ca_cert
         which = f"the certificates in {given!r} of {self.settings.source('ssl_ca_cert')}" if given else "public ones"
         return (
-            f"its TLS certificate is not accepted ({why}). It was checked with {which}. Give the certificate of the "
-            f"authority that signed it: {way_to_give('ssl_ca_cert')}. {variable('verify_ssl')}=false does without a "
-            "check, on a network that you trust."
+            f"its TLS certificate was rejected ({why}). It was checked against {which}. Give the certificate of the "
+            f"authority that signed it: {way_to_give('ssl_ca_cert')}. On a network that you trust, "
+            f"{variable('verify_ssl')}=false skips the check."
         )
 
 
 def within(seconds: float, ask: Callable[[], _Result]) -> _Result:
-    """Return what a function returns. It is called in a thread, which is left behind if it takes longer.
+    """Call a function in a thread and return its result; the thread is abandoned after this time.
 
     Raises:
-        TimeoutError: it takes longer.
+        TimeoutError: the function takes longer.
     """
     outcome: Future[_Result] = Future()
 
     def call() -> None:
         try:
             outcome.set_result(ask())
-        except Exception as error:  # whatever it is, it is the caller's
+        except Exception as error:  # the caller handles it
             outcome.set_exception(error)
 
     threading.Thread(target=call, name=__name__, daemon=True).start()
@@ -322,7 +322,7 @@ def within(seconds: float, ask: Callable[[], _Result]) -> _Result:
 
 
 class _Retry(urllib3.Retry):  # type: ignore[misc]  # mypy does not read its types
-    """When a request is repeated. Of an answer that is not the last one, the body is not read: it may have no end."""
+    """Retry policy. Bodies of intermediate responses are skipped because they may be endless."""
 
     def increment(self, *request: Any, response: Any = None, **options: Any) -> Any:
         following = super().increment(*request, response=response, **options)
@@ -332,7 +332,7 @@ class _Retry(urllib3.Retry):  # type: ignore[misc]  # mypy does not read its typ
 
 
 def _exchange(manager: Any, method: str, url: str, request: str, options: Mapping[str, Any]) -> Answer:
-    """Send a request, and return the answer: ``request`` is its name."""
+    """Send a request, which messages call ``request``, and return the answer."""
     answer = manager.request(method, url, preload_content=False, enforce_content_length=True, redirect=False, **options)
     try:
         pieces, size = [], 0
@@ -354,7 +354,7 @@ def _json_body(body: Mapping[str, Any] | None) -> bytes | None:
     if body is None:
         return None
     try:
-        # YAML has dates, too.
+        # Values from YAML may be dates.
         return json.dumps(body, allow_nan=False, default=str).encode()
     except ValueError as error:
         raise HostRefusedError(
@@ -363,7 +363,7 @@ def _json_body(body: Mapping[str, Any] | None) -> bytes | None:
 
 
 def _short(error: object) -> str:
-    """Return the end of what urllib3 says: its objects and the host are named before it."""
+    """Return the end of urllib3's message: it begins with objects and the host."""
     while isinstance(error, Exception) and error.args and isinstance(error.args[-1], Exception):
         error = error.args[-1]
     return shorten(printable(str(error).rpartition(": ")[2]) or type(error).__name__, 200)
@@ -382,7 +382,7 @@ def make_client(settings: Settings) -> Any:
     of_client = {name for name, setting in SETTINGS.items() if setting.kind != "runs"} - ours
     given = {name: getattr(settings, name) or None for name in of_client}
     given |= {"namespace": settings.service_namespace, "verify_ssl": settings.verify_ssl}
-    # It says there how a person signs in.
+    # kfp.Client prints how to sign in.
     signs_in = bool(settings.client_id and settings.other_client_id and settings.other_client_secret)
     with _silence(sys.stderr if signs_in else io.StringIO()):
         from kfp.client import Client
@@ -402,7 +402,7 @@ def make_client(settings: Settings) -> Any:
             raise
         # kfp.Client raises what google.auth, json and others raise.
         except Exception as error:
-            # The message of a library about a wrong URL contains the password.
+            # Messages of libraries about a wrong URL contain the password.
             said = str(error).replace(settings.proxy, "...") if settings.proxy else str(error)
             raise HostSettingsError(
                 f"The connection to {settings.host or 'KFP'} could not be set up: {type(error).__name__}: "
@@ -423,7 +423,7 @@ class _TokenFile:
         token = _read(self._path, self._source).strip()
         if not token or len(token.split()) > 1:
             what = "is empty" if not token else "contains more than a token"
-            raise HostSettingsError(f"The file {self._path!r} of {self._source} {what}. Write the token alone into it.")
+            raise HostSettingsError(f"The file {self._path!r} of {self._source} {what}. It must have only the token.")
         refuse_in_header(token, f"The file {self._path!r} of {self._source}")
         config.api_key["authorization"] = token
 
@@ -456,7 +456,7 @@ def _no_host(settings: Settings) -> str:
 
 @contextlib.contextmanager
 def _silence(output: Any) -> Iterator[None]:
-    """Keep what kfp and the libraries below it print, warn about and log away from stdout and stderr."""
+    """Suppress the output, warnings and logs of kfp and the libraries below it."""
     root, handler = logging.getLogger(), logging.NullHandler()
     # logging.warning() would set up a handler that writes to stderr from then on.
     added = not root.handlers

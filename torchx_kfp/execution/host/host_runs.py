@@ -1,4 +1,4 @@
-"""Runs on a KFP host: submit one, find it by a name, and list all."""
+"""Runs on a KFP host: submit, find and list them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Selects runs of a host; runs meet all that is given.
+    """Selects the runs of a host that meet all conditions.
 
     Attributes:
-        states: words such as ``"failed"``, of which a run has one.
-        name: a part of the run's name in KFP's UI, in upper or lower case.
-        newer_than: the age in seconds that runs have not reached, counted from their creation.
-        archived: whether archived runs are selected, too.
+        states: select runs in any of these states, such as ``"failed"``.
+        name: select runs with this text in their names in KFP's UI, in any case.
+        newer_than: select runs created less than this many seconds ago.
+        archived: also select archived runs.
     """
 
     states: Collection[str] = ()
@@ -55,7 +55,7 @@ class RunFilter:
         """Check the states.
 
         Raises:
-            ArgumentError: a run cannot have one of them.
+            ArgumentError: a state is unknown.
         """
         for state in self.states:
             if state not in RUN_STATES:
@@ -65,9 +65,9 @@ class RunFilter:
                 )
 
     def query(self, now: float) -> str:
-        """Return the filter for KFP's API; empty if all runs meet it."""
+        """Return the filter for KFP's API; empty if it selects all runs."""
         found: list[dict[str, Any]] = []
-        # A run that has not begun may lack a state.
+        # A run that has not started may lack a state.
         if self.states and State.QUEUED not in self.states:
             words = sorted({word for state in self.states for word in words_of(State(state))})
             found.append(_predicate("IN", "state", stringValues={"values": words}))
@@ -82,7 +82,7 @@ class RunFilter:
         return _query(found) if found else ""
 
     def selects(self, state: State, name: str, age: float) -> bool:
-        """Tell whether a run on this machine meets the filter."""
+        """Return whether the filter selects a run on this machine."""
         return (
             (not self.states or state in self.states)
             and self.name.lower() in name.lower()
@@ -91,12 +91,12 @@ class RunFilter:
 
 
 def of_name(name: str) -> str:
-    """Return the filter for objects with this name in KFP's UI."""
+    """Return the filter for objects with this name."""
     return _query([_predicate("EQUALS", "display_name", stringValue=name)])
 
 
 def in_id(part: str) -> str:
-    """Return the filter for runs whose ids have this part."""
+    """Return the filter for runs with this text in their ids."""
     return _query([_predicate("IS_SUBSTRING", "run_id", stringValue=part)])
 
 
@@ -108,22 +108,22 @@ def _query(predicates: list[dict[str, Any]]) -> str:
     return json.dumps({"predicates": predicates})
 
 
-#: The variable of kfp.Client that puts all runs into one experiment, whichever they name.
+#: The variable of kfp.Client that puts all runs into one experiment, regardless of their own.
 OVERRIDE_EXPERIMENT = "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"
 #: The experiment of runs without one, as in kfp.Client.
 DEFAULT_EXPERIMENT = "Default"
 
 _RUNS, _EXPERIMENTS = f"{V2BETA1}/runs", f"{V2BETA1}/experiments"
-#: The URL of a run's page, and TorchX's handle of an app. The name of another run may mention a run id, too.
+#: The URL of a run's page, or TorchX's handle of an app. Names of other runs may contain a run id as well.
 _URL_OF_RUN = re.compile(rf"[a-z]+://.*/({UUID.pattern})(?:[/?&#].*)?")
-#: The beginning of a run id that is long enough to be meant as one.
+#: The beginning of a run id that is long enough to identify it.
 _BEGINNING = re.compile(r"[0-9a-f]{4,8}(?:-[0-9a-f-]*)?")
 _SHORT, _TOO_SHORT = re.compile("[0-9a-f]{1,3}"), " Give at least 4 characters of an id."
-#: How many runs are looked at for a name.
+#: The number of runs that are searched for a name.
 _LOOKED_AT = 300
-#: How many objects of a list the host sends at once, as a run comes with its whole pipeline, and how often at most.
+#: The number of objects on a page of a list, as each run comes with its whole pipeline, and of pages at most.
 _PAGE, _MOST_PAGES = 50, 1000
-#: A run of which nothing is said.
+#: The options of a run that sets none.
 DEFAULT = Submission()
 UNARCHIVED, ANY_RUN = RunFilter(), RunFilter(archived=True)
 
@@ -159,8 +159,8 @@ class Host:
     ) -> str:
         """Start a run and return its id.
 
-        A signal that ends this process while the host creates the run is answered with a sentence on stderr about how
-        to find the run, and then with KeyboardInterrupt or SystemExit.
+        If a signal ends this process while the host creates the run, a sentence on stderr says how to find the run
+        before KeyboardInterrupt or SystemExit is raised.
 
         Args:
             pipeline: the pipeline; its ``text`` is submitted.
@@ -169,7 +169,7 @@ class Host:
 
         Raises:
             ArgumentError: the arguments do not fit the parameters.
-            HostAnswerLostError: the host may have accepted the run, but has not said so.
+            HostAnswerLostError: the host may have accepted the run, but did not confirm it.
             HostError: the host does not answer or refuses the run.
         """
         fields = self._body(pipeline, arguments, submission)
@@ -193,7 +193,7 @@ class Host:
         return str(run_id)
 
     def _body(self, pipeline: Pipeline, arguments: Mapping[str, Any] | None, submission: Submission) -> dict[str, Any]:
-        """Return what KFP wants to know of a run besides its name; its experiment is created if there is none."""
+        """Return the request for a run, without its name; the experiment is created if it does not exist."""
         given = dict(arguments or {})
         values = complete_arguments(pipeline, given)
         spec, platform = submitted_documents(pipeline, self.connection.settings, submission)
@@ -211,7 +211,7 @@ class Host:
 
     @property
     def words(self) -> list[str]:
-        """The options with which torchx-kfp's commands find this host."""
+        """The options with which commands find this host."""
         settings = self.connection.settings
         if settings.kube_context and not settings.host:
             host = ["--kube-context", settings.kube_context]
@@ -227,7 +227,7 @@ class Host:
                 or ``latest``.
 
         Raises:
-            UnknownRunError: no run has this name, or several do.
+            UnknownRunError: no run has this name, or several runs do.
             HostError: the host does not answer.
         """
         wanted = name.strip()
@@ -278,12 +278,12 @@ class Host:
 
         Args:
             where: which runs; by default, all that are not archived.
-            limit: how many at most.
+            limit: the most runs.
 
         Raises:
             HostError: the host does not answer.
         """
-        # The host's states lack "canceled".
+        # For the host, canceled runs have failed.
         found = self._runs(where.query(time.time()), limit)
         return itertools.islice((run for run in found if not where.states or run.state in where.states), limit)
 
@@ -296,7 +296,7 @@ class Host:
             path: the path of the list.
             key: where an answer has the objects.
             query: a filter: see ``run_filter``.
-            limit: how many objects the caller wants, if that is known: the first page has no more.
+            limit: the number of objects that the caller wants, if known: the first page has no more.
 
         Raises:
             HostError: the host does not answer.
@@ -304,7 +304,7 @@ class Host:
         size, token = _PAGE if limit is None else min(limit, _PAGE), ""
         first = {"sort_by": "created_at desc", "filter": query}
         for _ in range(_MOST_PAGES):
-            # A token has the order and the filter. Sent again, KFP refuses those with lists or times as different ones.
+            # A token implies order and filter. KFP rejects a repeated filter with lists or times as a different one.
             asked = {"page_token": token} if token else first
             page = self.connection.get(path, page_size=size, namespace=self.connection.namespace, **asked)
             content = page.get(key)
@@ -334,7 +334,7 @@ class Host:
         )
 
     def _looked_up(self, query: str) -> Iterator[RunSummary]:
-        """Yield the runs for a name, the newest first: not endlessly many."""
+        """Yield the newest runs for a name."""
         return itertools.islice(self._runs(query), _LOOKED_AT)
 
     def _experiment_id(self, name: str) -> str:
@@ -346,7 +346,7 @@ class Host:
         try:
             return str(self.connection.post(_EXPERIMENTS, body).get("experiment_id") or "")
         except HostError:
-            # Another process may have created it in between, or this one, if the answer was lost.
+            # Another process may have created it meanwhile, or this one, if the answer was lost.
             if found := self._find_experiment(name):
                 return found
             raise
@@ -363,11 +363,11 @@ class Host:
 def submitted_documents(
     pipeline: Pipeline, settings: Settings, submission: Submission
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the PipelineSpec of a run as it is sent, and its platform spec.
+    """Return the PipelineSpec and the platform spec that are submitted for a run.
 
     Args:
         pipeline: the pipeline.
-        settings: those of the host, with what stages need to reach their storage.
+        settings: the settings of the host, including the storage of stages.
         submission: the options of the run.
 
     Raises:
@@ -378,7 +378,7 @@ def submitted_documents(
 
 
 def _spec_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the PipelineSpec in the JSON of a run; nothing if it only names a stored pipeline."""
+    """Return the PipelineSpec in the JSON of a run; empty if it refers to a stored pipeline."""
     spec = as_object(answer.get("pipeline_spec"))
     return as_object(spec.get("pipeline_spec", spec))
 

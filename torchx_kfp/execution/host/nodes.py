@@ -1,7 +1,7 @@
-"""The nodes of a run's workflow: what stands between the answers of a host and the events of stages.
+"""The nodes of a run's Argo workflow, from which ``stages`` derives events.
 
-They are in the manifest of the Argo workflow that v1beta1 returns with a run. It is the only answer of KFP 2 that has
-pods, exit codes, decisions of drivers, and what a pod waits for. ``stages`` derives events from them.
+They are in the workflow's manifest that v1beta1 returns with a run: the only answer of KFP 2 with pods, exit codes,
+decisions of drivers, and reasons why pods wait.
 
 A node's name is the path to it: ``W(0).root(0).inner(0).sleeper(0).executor(0)`` in the workflow ``W``. The number in
 parentheses counts attempts: a node that may be retried has one node below it for each attempt, with the same name and a
@@ -51,7 +51,7 @@ _STATES = {
 }
 #: The number of an attempt at the end of a node's name.
 _ATTEMPT = re.compile(r"\(\d+\)$")
-#: The most bytes of unpacked nodes that are read. A workflow has 1 MiB, and its nodes shrink to a 20th to a 30th.
+#: The most bytes of unpacked nodes. A workflow has 1 MiB, and packing shrinks its nodes to a 20th or less.
 MOST_UNPACKED = 32 << 20
 #: The longest name of a pod, without the hash at its end.
 _LONGEST_PREFIX = 253 - 10 - 1
@@ -60,10 +60,9 @@ _POD_NAMES = "workflows.argoproj.io/pod-name-format"
 
 @dataclass(slots=True)
 class Node:
-    """A node: times are in seconds since the epoch, None if it has not started or ended.
+    """A node. Times are in seconds since the epoch, or None.
 
-    A pod that waits for its start is queued, and ``message`` says what it waits for. ``pod`` is the pod's name,
-    ``outputs`` are in Argo's form.
+    A waiting pod is queued, and ``message`` has the reason. ``pod`` is the pod's name; ``outputs`` are in Argo's form.
     """
 
     name: str
@@ -77,11 +76,11 @@ class Node:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it runs or has run."""
+        """Whether it has started."""
         return self.state in (State.RUNNING, State.SUCCEEDED, State.FAILED)
 
     def decision(self, name: str) -> str:
-        """Return what a driver has decided, which is an output of it; empty if that is not there."""
+        """Return an output of a driver, or "" if it is missing."""
         found = self.outputs.get("parameters")
         given = map(as_object, found) if isinstance(found, list) else ()
         return next((as_text(each.get("value")) for each in given if each.get("name") == name), "")
@@ -89,7 +88,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The nodes of a workflow, as JSON by their names. ``message`` is why it failed, if that is known."""
+    """The nodes of a workflow, as JSON by name. ``message`` is the reason for the workflow's failure, if known."""
 
     workflow: str
     records: Mapping[str, Mapping[str, Any]]
@@ -108,16 +107,16 @@ class Nodes:
         return _node(self.workflow, self.has_ids, record)
 
     def node_of(self, pod: str) -> str:
-        """Return the name of a pod's node; empty if there is none."""
+        """Return the name of a pod's node, or "" if there is none."""
         return next((name for name in self.records if (node := self.get(name)) is not None and node.pod == pod), "")
 
     def unread_pods(self) -> list[str]:
-        """Return the names of the pods that nobody has read, neither them nor the node whose attempts they are."""
+        """Return the names of the pods that were not read, and whose retried node was not read either."""
         pods = (name for name, record in self.records.items() if record.get("type") == "Pod")
         return [name for name in pods if name not in self.read and _ATTEMPT.sub("", name) not in self.read]
 
     def attempts(self, name: str) -> list[Node]:
-        """Return the attempts of a node: the node itself, if it is not one that may be retried."""
+        """Return the attempts of a node, or the node itself if it cannot be retried."""
         found: list[Node] = []
         while (node := self.get(f"{name}({len(found)})")) is not None:
             found.append(node)
@@ -125,19 +124,17 @@ class Nodes:
         return found if whole is None else [whole]
 
     def failed_attempt(self, node: Node) -> Node:
-        """Return the last failed attempt of a node, which says why it failed: Argo says of the node that no retries are
-        left.
-        """
+        """Return the last failed attempt, which has the reason; the node itself only says that no retries are left."""
         return next((each for each in reversed(self.attempts(node.name)) if each.state is State.FAILED), node)
 
 
 def manifest_of(answer: Mapping[str, Any]) -> str:
-    """Return the manifest in v1beta1's answer about a run, as JSON; empty without one."""
+    """Return the manifest in v1beta1's answer about a run, as JSON, or ""."""
     return as_text(as_object(answer, "pipeline_runtime").get("workflow_manifest"))
 
 
 def read_manifest(manifest: str) -> Nodes:
-    """Return the nodes of a workflow, from its manifest as JSON; none without a workflow.
+    """Return the nodes of a workflow from its manifest, or none without a workflow.
 
     Raises:
         ValueError: the manifest is not JSON, or its compressed nodes cannot be read. The message is a clause.
@@ -160,7 +157,7 @@ def _parsed(content: str) -> Any:
 
 
 def _decompressed(packed: str) -> str:
-    """Return the nodes of a workflow that is so large that Argo compresses them."""
+    """Return the nodes of a large workflow, which Argo compresses."""
     reader = zlib.decompressobj(wbits=31)
     try:
         content = reader.decompress(base64.b64decode(packed), MOST_UNPACKED)
@@ -180,7 +177,7 @@ def _node(workflow: str, has_ids: bool, record: Mapping[str, Any]) -> Node:
         pod = f"{f'{workflow}-{template}'[:_LONGEST_PREFIX]}-{pod.rpartition('-')[2]}"
     return Node(
         name=name,
-        # A phase that this version does not know counts as queued.
+        # Unknown phases count as queued.
         state=_STATES.get(as_text(record.get("phase")), State.QUEUED),
         start=seconds(record.get("startedAt")),
         end=seconds(record.get("finishedAt")),
@@ -196,7 +193,7 @@ _INPUT, _COMMAND = "--executor_input", "--"
 
 @dataclass(frozen=True)
 class PodSpec:
-    """The parts of a pod's spec that describe the stage. The words have placeholders for the places of outputs."""
+    """The parts of a pod's spec that describe the stage. Its words have placeholders for the paths of outputs."""
 
     image: str
     words: tuple[str, ...]
@@ -207,7 +204,7 @@ class PodSpec:
         """Return the content of a patch.
 
         Raises:
-            ValueError: it has another form than KFP's driver gives it. The message is a clause.
+            ValueError: it does not have the form of KFP's driver. The message is a clause.
         """
         try:
             container = json.loads(patch)["containers"][0]
@@ -220,7 +217,7 @@ class PodSpec:
                 f"the driver's pod-spec-patch has another form ({type(error).__name__}: {error})"
             ) from None
         image = as_text(container.get("image"))
-        # Programs that start containers would take it for an option.
+        # Container engines would take such an image for an option.
         if not isinstance(given, dict) or not own or image.startswith("-") or not image.isprintable():
             raise ValueError("the driver's pod-spec-patch has another form")
         return cls(image, tuple(own), given)
@@ -243,12 +240,12 @@ class PodSpec:
         return {**values, **_artifacts(given, component.artifact_inputs)}
 
     def made(self, component: Component) -> dict[str, Artifact | ArtifactList]:
-        """Return the artifacts that the stage makes, at the places that KFP's driver has given them."""
+        """Return the output artifacts of the stage, with the URIs that KFP's driver has chosen."""
         return _artifacts(as_object(self.executor_input.get("outputs")), component.artifact_outputs)
 
 
 def _artifacts(given: Mapping[str, Any], declared: Mapping[str, ArtifactType]) -> dict[str, Artifact | ArtifactList]:
-    """Return the artifacts among inputs or outputs, as far as the component has them: names become parts of paths."""
+    """Return the declared artifacts among inputs or outputs; unknown names must not become parts of paths."""
     found: dict[str, Artifact | ArtifactList] = {}
     for name, value in as_object(given.get("artifacts")).items():
         if name in declared:
@@ -260,7 +257,7 @@ def _artifacts(given: Mapping[str, Any], declared: Mapping[str, ArtifactType]) -
 
 
 def _artifact(name: str, message: Mapping[str, Any], declared: ArtifactType) -> Artifact:
-    """Return an input artifact. KFP's driver leaves out its type, in place of which the input's own counts."""
+    """Return an artifact. KFP's driver omits the types of inputs, so the declared one is the default."""
     kind = as_object(message.get("type"))
     title = as_text(kind.get("schemaTitle"))
     return Artifact(

@@ -1,4 +1,4 @@
-"""How stages, and groups of tasks, have ended."""
+"""Determine how stages, and groups of tasks, ended."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torchx_kfp.execution.runs.reasons import TaskOutcome
 from torchx_kfp.execution.runs.result import StageResult, describe_exit
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: The end of Argo's message about a container that has failed.
+#: The end of Argo's message about a failed container.
 _EXIT = re.compile(r"(?:main: )?(?P<what>.*?) ?\(exit code (?P<code>\d{1,9})\)")
-#: The kubelet's reason while it waits to pull an image again, before it says why.
+#: The kubelet's reason while it waits to pull an image again; the actual reason follows.
 _BACK_OFF = re.compile(r'ImagePullBackOff: Back-off pulling image "[^"]*": (?=ErrImagePull: )')
-#: KFP's launcher ends with 1 whatever the exit code of the stage's own process is, and with 2 if it panics.
+#: KFP's launcher exits with 1 whatever the exit code of the stage's own process is, and with 2 if it panics.
 _OF_LAUNCHER = "of KFP's launcher"
 _LAUNCHER_CODES = (1, 2)
 _NOTES = re.compile(rf"ended with exit code \d+ \({_OF_LAUNCHER}(?:, (.*))?\)")
-#: The exit code of a program that SIGTERM has ended, as shells say it, and why that comes without a cancel.
+#: A shell's exit code for SIGTERM, and what causes it without a cancel.
 _TERMINATED, _TOLD_TO_END = 143, "SIGTERM, as when a pod is deleted or its node is drained"
-#: How the launcher says that the stage's own process has ended: as Go describes it.
+#: The launcher's words for the end of the stage's own process, which are Go's.
 _STATUS = re.compile(r"exit status (\d{1,3})|signal: ([a-z0-9/ ]+?)(?: \(core dumped\))?")
 #: Go's names of the signals on Linux, from 1.
 SIGNALS = (
@@ -43,7 +43,7 @@ SIGNALS = (
     "alarm clock",
     "terminated",
 )
-#: The reasons of stages about whose end KFP says nothing.
+#: The reasons of stages whose end KFP has not reported.
 CANCELED = reasons.not_run(reasons.RUN_WAS_ENDED)
 _NO_END = "was running when KFP last reported it"
 NO_START = reasons.not_run("the run had ended")
@@ -52,13 +52,13 @@ NO_START = reasons.not_run("the run had ended")
 def end_of_stage(
     progress: Progress, node: Node | None, last: Node | None, *, is_cached: bool
 ) -> tuple[State | None, str, float | None]:
-    """Return a stage's state, the reason and the time of its end; no state if it has not ended.
+    """Return the state of a stage, and the reason and time of its end; no state if it has not ended.
 
     Args:
-        progress: how far the run is.
+        progress: how far the run has come.
         node: the node around the stage's pods.
-        last: the last of them that has begun.
-        is_cached: whether none was needed.
+        last: the last of them that has started.
+        is_cached: whether the stage needed no pod.
     """
     if last is not None and last.state is State.SUCCEEDED:
         return State.SUCCEEDED, "", last.end or (node.end if node is not None else None)
@@ -75,7 +75,7 @@ def end_of_stage(
 
 
 def _end_with_run(progress: Progress, last: Node | None) -> tuple[State, str, float | None]:
-    """Return the same for a stage of which KFP has not reported an end although the run is over."""
+    """Return the same for a stage without a reported end in a run that is over."""
     time, canceled = progress.last.ended_at, progress.last.canceled_at is not None
     if progress.last.state is State.SUCCEEDED:
         return State.SUCCEEDED, "", time
@@ -90,8 +90,8 @@ def _end_with_run(progress: Progress, last: Node | None) -> tuple[State, str, fl
     return (State.NOT_RUN, NO_START, time) if last is None else (State.INTERRUPTED, _NO_END, time)
 
 
-def together(ends: list[TaskOutcome], failed: list[str], time: float) -> TaskOutcome:
-    """Return the end of a group of tasks that have all ended; ``failed`` are the failed stages in it."""
+def group_outcome(ends: list[TaskOutcome], failed: list[str], time: float) -> TaskOutcome:
+    """Return the outcome of a group whose tasks have all ended; ``failed`` are the failed stages in it."""
     time = max((end.time for end in ends), default=time)
     states = {end.state for end in ends}
     if not states & {State.FAILED, State.CANCELED, State.NOT_RUN, State.INTERRUPTED}:
@@ -105,7 +105,7 @@ def together(ends: list[TaskOutcome], failed: list[str], time: float) -> TaskOut
 
 
 def exit_of(node: Node, *, is_driver: bool = False, is_import: bool = False) -> tuple[int | None, str]:
-    """Return the exit code of a failed pod, if it is known, and the reason of the failure."""
+    """Return the exit code of a failed pod, if it is known, and the reason for the failure."""
     found = _EXIT.fullmatch(node.message)
     code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
     if not code:
@@ -117,12 +117,12 @@ def exit_of(node: Node, *, is_driver: bool = False, is_import: bool = False) -> 
 
 
 def reason_of_driver(nodes: Nodes, driver: Node) -> str:
-    """Return why KFP's driver has failed before a task."""
+    """Return why the driver of a task failed."""
     return f"KFP's driver {exit_of(nodes.failed_attempt(driver), is_driver=True)[1]}"
 
 
 def reason_of_workflow(nodes: Nodes) -> str:
-    """Return why a workflow failed in which no stage did: as its first driver says, or else Argo."""
+    """Return why a workflow without a failed stage failed: the reason of its first driver, or else Argo's."""
     for whole in reversed(nodes.attempts(nodes.workflow)):
         driver = nodes.get(f"{whole.name}.root-driver")
         if driver is not None and driver.state is State.FAILED:
@@ -131,12 +131,12 @@ def reason_of_workflow(nodes: Nodes) -> str:
 
 
 def ends_with_launcher(result: StageResult) -> bool:
-    """Tell whether all that is known of a failure is that KFP's launcher has failed."""
+    """Return whether a failure is only known as a failure of KFP's launcher."""
     return result.state is State.FAILED and _NOTES.fullmatch(result.reason) is not None
 
 
 def explained(result: StageResult, said: str) -> StageResult:
-    """Return a result with what KFP's launcher has said about its failure, if it has."""
+    """Return a result with the reason that KFP's launcher gives for its failure, if any."""
     if not said:
         return result
     notes = _NOTES.fullmatch(result.reason)
@@ -156,6 +156,6 @@ def _with_note(reason: str, note: str | None) -> str:
 
 
 def pending_reason(pod: Node) -> str:
-    """Return what a pod waits for that cannot start yet; empty for the usual steps of a start."""
+    """Return why a pod cannot start yet; empty for the usual steps of a start."""
     reason = clean(_BACK_OFF.sub("", pod.message)).partition(". preemption: ")[0].rstrip(".")
     return reason if ": " in reason else ""

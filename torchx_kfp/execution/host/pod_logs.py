@@ -1,7 +1,7 @@
-"""Logs of stages on a KFP host, without the lines of the launcher with which KFP starts a stage.
+"""Logs of stages on a KFP host, without the lines of KFP's launcher.
 
-The host sends the whole log of a pod each time, and never waits for more. It does not give all logs of pods that have
-ended: KFP's UI has those that Argo has archived.
+The host sends the whole log of a pod each time, and does not wait for more. Not all logs of finished pods are
+available: KFP's UI has those that Argo has archived.
 """
 
 from __future__ import annotations
@@ -35,51 +35,52 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.connection import V1ALPHA1, Connection
 from torchx_kfp.execution.pipeline.walk import safe_name
 
-#: A line of Argo's executor, which runs KFP's launcher. Argo 3 writes the time in quotes and the level in lower case.
+#: A line of Argo's executor, which runs KFP's launcher. Argo 3 quotes the time and writes the level in lower case.
 _ARGO = re.compile(rb'time="?\d{4}-\d\d-\d\dT[\d:.]+Z"? level=[A-Za-z]+ msg=[^\n]* argo=true\b[^\n]*\n')
-#: Its last lines if the launcher has failed.
+#: The executor's last lines if the launcher failed.
 _ARGO_ERROR = re.compile(rb'(msg="sub-process exited"[^\n]*\n(?:time=[^\n]*\n)*)Error: exit status \d+\n?')
-#: A line in the form of klog: level, date, time, process, source file, text. KFP's launcher writes such lines.
+#: A line of KFP's launcher, in the form of klog: level, date, time, process, source file, text.
 _KLOG = rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(%b) (?:%b):\d+\] ?"
 _FILE = rb"[\w.-]+\.go"
-#: A log that begins with the launcher's line, and a line of the launcher after others.
+#: A launcher's line at the start of a log, and one after other lines.
 _FIRST = re.compile(rb"\s*" + _KLOG % (rb"\d+", _FILE))
 _LATER = re.compile(rb"^" + _KLOG % (rb"\d+", rb"launcher_v2\.go"), re.MULTILINE)
-#: The text of such a line, which goes on, indented, if it is a JSON object.
+#: The text of such a line; a JSON object continues on indented lines.
 _TEXT = rb"(?:([^\n]*)\{[ \t\r]*\n(?s:.*?)(?:^\}[ \t\r]*\n|\Z)|([^\n]*)\n)"
-#: The end of the log of a program in Go that has panicked, or printed its stack.
+#: The end of the log of a Go program that panicked, or printed its stack.
 _PANIC = re.compile(
     rb"^(?:((?:panic|fatal error): [^\n]*)\n(?:\[signal [^\n]*\n|\tpanic: [^\n]*\n|\n)*)?"
     rb"goroutine \d+ [^\n]*:\n(?s:.*)\Z",
     re.MULTILINE,
 )
-#: How the launcher begins its last line if it fails.
+#: The beginning of the launcher's last line if it fails.
 _FAILED = re.compile("^failed to execute (?:importer )?component: ")
-#: A log that takes longer than this (in seconds) is left alone for so many times as long: it is sent whole each time.
+#: A log that takes longer than this (in seconds) is not requested again for this multiple of the time: it is always
+#: sent whole.
 _LONG, _REST = 0.5, 9
-#: How many logs are asked for at once.
+#: The number of logs that are requested at once.
 LOGS_AT_ONCE = 8
-#: The longest part of a log file's name that is made of the stage's.
+#: The most characters of a stage's name in the name of its log file.
 _LONGEST = 150
 
 
 def clean_log(data: bytes) -> tuple[bytes, str]:
-    """Return the lines of the application in a log, and the launcher's last one about an error; empty without one.
+    """Return the application's lines of a log, and the launcher's last message about an error, or "".
 
-    A log that Kubernetes gives has lines of Argo's executor as well; one that Argo has archived does not. An
-    application that is written in Go may print lines of the launcher's form: those of the launcher's process are
-    removed. If the launcher itself panics, its stack is the end of the log.
+    Logs from Kubernetes also have lines of Argo's executor; archived logs do not. Applications written in Go may print
+    lines like the launcher's, so only those of the launcher's process are removed. If the launcher panics, its stack is
+    the end of the log.
     """
 
     def remove(found: re.Match[bytes]) -> bytes:
-        # The application may not have ended its line.
+        # The application's last line may be unfinished.
         return b"" if found.string[max(0, found.start() - 1) : found.start()] in (b"", b"\n") else b"\n"
 
     data = _ARGO.sub(remove, _ARGO_ERROR.sub(rb"\1", data))
     first = _FIRST.match(data) or _LATER.search(data)
     if first is None:
         return data, ""
-    # What came before it stays: it was written when the launcher was not known yet.
+    # Lines before it stay: they were written before the launcher was known.
     before, data = data[: first.start()], data[first.start() :]
     error, last = "", None
     of_launcher = re.compile(_KLOG % (re.escape(first[1]), _FILE) + _TEXT, re.MULTILINE)
@@ -88,7 +89,7 @@ def clean_log(data: bytes) -> tuple[bytes, str]:
             error = _FAILED.sub("", clean_line(last[2] or last[3] or b"").strip())
     end = last.end() if last is not None else 0
     stack = _PANIC.search(data, end)
-    # Without a reason, it belongs to the launcher's own last line.
+    # A stack without a reason belongs to the launcher's last line.
     if stack is not None and (stack[1] or stack.start() == end):
         error = clean_line(stack[1]).strip() if stack[1] else error
         data = data[: stack.start()]
@@ -97,25 +98,25 @@ def clean_log(data: bytes) -> tuple[bytes, str]:
 
 @dataclass
 class _PodLog:
-    """The log of the pod of an attempt at a stage, and its file; a complete one is not read again."""
+    """The log of an attempt's pod, and its file. A complete log is not read again."""
 
     stage: str
     pod: str
     is_raw: bool
-    #: The log's first line, and how many bytes of its text have been written.
+    #: The log's first line, and the number of bytes of its text that were written.
     first: bytes = b""
     written: int = 0
-    #: When a log that takes long is to be asked for again.
+    #: The time of the next request for a slow log.
     due: float = 0.0
     is_complete: bool = False
     is_readable: bool = True
     launcher_error: str = ""
 
     def new_text(self, data: bytes) -> bytes:
-        """Return what a file lacks of the lines of a log."""
+        """Return the lines of a log that its file lacks."""
         first = data[: data.find(b"\n") + 1]
         if first and first != self.first:
-            # Kubernetes begins a large log anew (by default, after 10 MiB), and shows only what comes after that.
+            # Kubernetes rotates large logs (by default, after 10 MiB), and returns only the newest part.
             self.written, self.first = 0, first
         cleaned, self.launcher_error = clean_log(data)
         return (data if self.is_raw else cleaned)[self.written :]
@@ -125,17 +126,17 @@ class StageLogs:
     """The log files of a run's stages, in a folder that is removed at the end of the process."""
 
     def __init__(self, connection: Connection, run_id: str, say: Callable[[str], object], *, raw: bool = False) -> None:
-        """Name the run. Nothing is read yet.
+        """Create the files' folder lazily; nothing is read yet.
 
         Args:
             connection: the host.
             run_id: the run.
-            say: gets sentences about logs that cannot be read, each once.
-            raw: whether to keep the lines of KFP's launcher.
+            say: receives sentences about logs that cannot be read, each once.
+            raw: keep the lines of KFP's launcher.
         """
         self._connection, self._run_id, self._say, self._is_raw = connection, run_id, say, raw
         self._folder = Path(_temporary_folder(), f"torchx-kfp-{secrets.token_hex(8)}")
-        #: Removes the folder, which is made with the first log.
+        #: Removes the folder, which is created with the first log.
         self._remove: Callable[[], object] | None = None
         #: Several logs are fetched at once.
         self._lock = threading.Lock()
@@ -143,28 +144,28 @@ class StageLogs:
         self._said: set[str] = set()
 
     def add(self, stage: str, pod: str, *, is_of_kfp: bool = False) -> Path:
-        """Return the log file of another attempt of a stage; all lines are KFP's if its pod runs nothing else."""
-        # Indices tell the iterations of a loop apart; safe_name alone would make train[1,2] and train[1]-2 the same.
+        """Return the log file of a new attempt; ``is_of_kfp`` keeps all lines, because its pod runs only KFP's code."""
+        # safe_name alone would map train[1,2] and train[1]-2 to the same name.
         name = f"{safe_name(stage)[:_LONGEST]}-{zlib.crc32(stage.encode()):08x}"
         path = self._folder / f"{name}-{len(self._logs) + 1}.log"
         self._logs[path] = _PodLog(stage, pod, self._is_raw or is_of_kfp)
         return path
 
     def fetch_all(self, wanted: Collection[tuple[Path, bool]]) -> bool:
-        """Fetch several logs; the items are the arguments of ``fetch``."""
+        """Fetch several logs; items are arguments of ``fetch``."""
         if len(wanted) < 2:
             return all(self.fetch(*one) for one in wanted)
         with ThreadPoolExecutor(min(LOGS_AT_ONCE, len(wanted))) as pool:
             return all(list(pool.map(lambda one: self.fetch(*one), wanted)))
 
     def fetch(self, path: Path, is_over: bool) -> bool:
-        """Add the new whole lines of a pod to its log file; return False if they cannot be read.
+        """Append the pod's new complete lines to its log file; return False if they cannot be read.
 
-        A large log that was read just now is left alone.
+        A slow log that was read recently is skipped.
 
         Args:
             path: the log file, from ``add``.
-            is_over: whether the pod has ended, so that its last line is whole even without a line break.
+            is_over: whether the pod has ended, so that its last line is complete even without a line break.
         """
         log, began = self._logs[path], time.monotonic()
         if log.is_complete:
@@ -181,14 +182,14 @@ class StageLogs:
                 log.is_complete, log.is_readable = True, False
                 self.say_once(str(path), f"{log.stage}: {error}")
             elif isinstance(error, HostRefusedError):
-                # KFP's API server may not read the logs of pods, and Argo archives them when pods end.
-                why = "the host does not give the logs of pods that run"
+                # KFP's API server may lack access to the logs of pods; Argo archives them when pods end.
+                why = "the host does not return logs of running pods"
                 sentence = (
-                    f"{log.stage}: The output comes after the pod's end: {why}. Until then, {self._ways(log.pod)}."
+                    f"{log.stage}: The output comes when the pod has ended: {why}. Until then, {self._ways(log.pod)}."
                 )
                 self.say_once(f"{path} so far", sentence)
             else:
-                return True  # the container of a pod that has just begun is still being created
+                return True  # the pod's container is still being created
             return False
         if not data.endswith(b"\n"):
             data = data + b"\n" if is_over and data else data[: data.rfind(b"\n") + 1]
@@ -198,9 +199,9 @@ class StageLogs:
         except OSError as error:
             self.say_once(
                 "folder",
-                f"Logs cannot be kept in {self._folder.parent}: {explain(error)}. Name another folder: TMPDIR=...",
+                f"Logs cannot be written to {self._folder.parent}: {explain(error)}. Set another folder: TMPDIR=...",
             )
-            return False  # the lines are written the next time
+            return False  # they are written next time
         log.written += len(new)
         log.is_complete = is_over
         took = time.monotonic() - began
@@ -211,7 +212,7 @@ class StageLogs:
         """Return the log of a pod from the host.
 
         Raises:
-            HostError: it cannot be read. The message names other ways.
+            HostError: it cannot be read; the message names alternatives.
         """
         try:
             path = f"{V1ALPHA1}/runs/{quote(self._run_id, safe='')}/nodes/{quote(pod, safe='')}/log"
@@ -219,20 +220,20 @@ class StageLogs:
         except (HostUnreachableError, HostCredentialsError, HostSettingsError):
             raise
         except HostError as error:
-            why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not give it"
+            why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not return it"
             raise type(error)(
-                f"The log of the pod {pod} cannot be read, because {why}. Try: {self._ways(pod)}. ({error})"
+                f"The log of the pod {pod} cannot be read: {why}. Try: {self._ways(pod)}. ({error})"
             ) from error
 
     def _ways(self, pod: str) -> str:
-        """Return other ways to a log: kubectl finds pods that the host does not see, and the UI what Argo archives."""
+        """Return alternatives: kubectl for pods that the host cannot see, and the UI for logs archived by Argo."""
         link = self._connection.link(self._run_id)
-        # The host's words go into a command that users copy.
+        # Names from the host become a part of a command that users copy.
         command = shlex.join(["kubectl", "logs", "-n", self._connection.pods, pod, "-c", "main"])
         return command + (f", or look at {link}" if link else "")
 
     def _append(self, path: Path, new: bytes) -> None:
-        """Add all of the bytes to a log file, or none of them."""
+        """Append all of the bytes to a log file, or none."""
         with self._lock:
             if self._remove is None:
                 self._folder.mkdir(mode=0o700)
@@ -247,14 +248,14 @@ class StageLogs:
                 raise
 
     def launcher_error(self, path: Path) -> str:
-        """Return the message of KFP's launcher about its failure in a log that was fetched; empty without one.
+        """Return the launcher's message about its failure in a fetched log, or "".
 
-        It is ``exit status 3`` if the application has run and ended with that.
+        If the application itself exited with 3, the message is ``exit status 3``.
         """
         return self._logs[path].launcher_error
 
     def say_once(self, key: str, sentence: str) -> None:
-        """Say a sentence, once for each key."""
+        """Report a sentence, once for each key."""
         if key not in self._said:
             self._said.add(key)
             self._say(sentence)
@@ -266,7 +267,7 @@ class StageLogs:
 
 
 def _temporary_folder() -> str:
-    """Return the folder for temporary files, also if nothing can be written there."""
+    """Return the folder for temporary files, even if it is not writable."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:

@@ -151,23 +151,23 @@ _Result = TypeVar("_Result")
 _NONE: Mapping[str, Sequence[str]] = {}
 #: The run id of each execution, by its name, and its results.
 _Found: TypeAlias = Mapping[str, tuple[str, Mapping[str, Any]]]
-#: The seconds for which a base is waited for, whatever the store does, and for which one is left alone that failed.
+#: The most seconds for reading a base, and the seconds before an unreadable base is read again.
 DEADLINE, AGAIN = 10.0, 60.0
 
 
 def find_run_ids(
     recorder: Recorder, names: Iterable[str], earlier: Mapping[str, Sequence[str]] = _NONE
 ) -> dict[str, str]:
-    """Return the run id of each execution, ``<run>/<stage>/<pod>``: the one that has recorded something last.
+    """Return the full id of each execution ``<run>/<stage>/<pod>``: the one that recorded something last.
 
-    That is the last attempt in the pod, or in the last pod of this name, unless it never asked for its run. An
-    execution that has recorded nothing keeps its name. Each run is listed once.
+    That is the last attempt in the pod, or in the last pod of this name, unless it recorded nothing. An execution
+    without records keeps its name. Each run is listed once.
 
     Args:
         recorder: the records under the tracker base.
         names: the executions.
-        earlier: earlier executions of the same stages, in order, by these names: of one that has recorded nothing, the
-            last of them counts that has. The launcher of a distributed stage follows the replicas of a lost one.
+        earlier: earlier executions of the same stages, in order, by these names. If an execution has recorded nothing,
+            the last of them that has counts: a new launcher of a distributed stage follows the replicas of a lost one.
     """
     names = list(names)
     everything = (*names, *(each for name in names for each in earlier.get(name, ())))
@@ -188,38 +188,38 @@ def find_run_ids(
 
 
 class ResultReader:
-    """Reads the results of stages from tracker bases. A base that cannot be read is a sentence in ``problems``."""
+    """Reads the results of stages from tracker bases; ``problems`` has a sentence about each unreadable base."""
 
     def __init__(self, named_bases: Collection[str] = (), *, run_ids_only: bool = False) -> None:
         """Take the tracker bases that the user has named.
 
-        ``run_ids_only`` tells whether to find run ids, and leave their results to the caller.
+        With ``run_ids_only``, results are left to the caller.
         """
         self._named_bases, self._run_ids_only = named_bases, run_ids_only
-        #: When a base could not be read, and the sentence about it.
+        #: The time of the failure and a sentence, by unreadable base.
         self._failed: dict[str, tuple[float, str]] = {}
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences about the bases that could not be read, and why."""
+        """Sentences about the bases that could not be read."""
         return tuple(sentence for _, sentence in self._failed.values())
 
     def read(self, base: str, names: Collection[str], earlier: Mapping[str, Sequence[str]] = _NONE) -> _Found:
-        """Return the run id of each execution under the base that can be read now, by its name, and its results.
+        """Return the full id and the results of each execution that can be read now, by its name.
 
         ``earlier`` are earlier executions: see ``find_run_ids``.
         """
         return self._ask(base, lambda: self._read(base, names, earlier)) or {} if names else {}
 
     def parents(self, by_base: Mapping[str, Collection[str]]) -> Parents:
-        """Return the run ids that stages were given, by their own: see ``Recorder.parents``."""
+        """Return the ids that executions were given, by their own: see ``Recorder.parents``."""
         found: dict[str, Mapping[str, Collection[str]]] = {}
         for base, run_ids in by_base.items():
             found |= self._ask(base, partial(_parents, base, run_ids)) or {}
         return found
 
     def _ask(self, base: str, ask: Callable[[], tuple[_Result, str]]) -> _Result | None:
-        """Return what can be read under a base now; ``ask`` returns it, and why something in it cannot be read."""
+        """Return the first value of ``ask`` if it can be read now; the second one says what cannot be read."""
         failed_at = self._failed[base][0] if base in self._failed else -AGAIN
         if time.monotonic() - failed_at < AGAIN:
             return None
@@ -233,7 +233,7 @@ class ResultReader:
                 why = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
         self._failed.pop(base, None)
         if why:
-            # Whatever else is there can be read at once.
+            # The rest of a readable base can be read again at once.
             self._failed[base] = (
                 time.monotonic() if found is None else -AGAIN,
                 missing(base, shorten(printable(why), 400).rstrip(".")),

@@ -1,4 +1,4 @@
-"""A run on a KFP host, read repeatedly while it is in progress, as ``runs.history.RunReader`` reads a folder."""
+"""A run on a KFP host, polled while it is in progress; the counterpart of ``runs.history.RunReader``."""
 
 from __future__ import annotations
 
@@ -42,21 +42,20 @@ from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal
 
-#: The most failed stages whose logs are searched for the reason.
+#: The most failed stages whose logs are searched for a reason.
 _MOST_EXPLAINED = 20
-#: The seconds between two polls after a change, and at most: while nothing changes, they grow by the factor.
+#: The least and the most seconds between two polls; while nothing changes, the interval grows by the factor.
 SHORTEST, LONGEST, FACTOR = 1.0, 10.0, 1.4
-#: For how many seconds a host is asked again that reports errors, or refuses the credentials: its database may restart,
-#: and a token may be renewed too late.
+#: The seconds for which errors of the host and rejected credentials are retried: its database may restart, and a token
+#: may be renewed late.
 PATIENCE = 60.0
 
 
 class HostRun(ReadableRun):
     """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process.
 
-    ``wait`` asks a host that does not answer again for as long as it takes. One that reports errors, or refuses the
-    credentials, is asked again for some time; so are settings that are wrong for a moment, such as a file in which a
-    token is being renewed. A host that has never answered is not waited for.
+    ``wait`` retries a host that does not answer without a limit. Errors, rejected credentials and wrong settings, such
+    as a token file that is being rewritten, are retried for some time. A host that has never answered is not retried.
     """
 
     def __init__(
@@ -69,17 +68,17 @@ class HostRun(ReadableRun):
         named_bases: Collection[str] = (),
         raw_logs: bool = False,
     ) -> None:
-        """Name the run. Nothing is asked yet.
+        """Create a reader; nothing is requested yet.
 
         Args:
             connection: the host.
             run_id: the run's id: see ``Host.find``.
-            say: gets sentences about a host that does not answer, and about logs that cannot be read. By default, they
-                are written to stderr.
-            reads: whether to read the results of stages, or to find their run ids only.
+            say: receives sentences about a host that does not answer and logs that cannot be read. Default: print them
+                on stderr.
+            reads: what to read of stages: all, or only the ids of executions, or nothing.
             named_bases: the tracker bases that the user has named for this run, besides the setting: see
                 ``RunRecord.why_not_read``.
-            raw_logs: whether logs keep the lines that KFP's launcher prints.
+            raw_logs: keep the lines of KFP's launcher in logs.
         """
         self.run_id = run_id
         self.link = connection.link(run_id)
@@ -90,40 +89,40 @@ class HostRun(ReadableRun):
         self._reads = reads
         self._results = ResultReader(self._named_bases, run_ids_only=reads == "run ids")
         self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)
-        #: The run's pipeline, from the first answer that has it, and why the last one has none, as a sentence.
+        #: The run's pipeline, and a sentence about why it is unknown.
         self._pipeline: RunPipeline | None = None
         self._problem = ""
-        #: The nodes of its workflow in the last manifest, and why there are none, as a sentence.
+        #: The nodes of the last manifest, and a sentence about why there are none.
         self._nodes: Nodes | None = None
         self._manifest = self._no_nodes = ""
-        #: The parts of the last answers that matter, and the run as they describe it.
+        #: The relevant parts of the last answers, and the run according to them.
         self._facts: tuple[Any, ...] = ()
         self._snapshot = Snapshot()
         self._events: list[Event] = []
         self._run = RunState()
         self._last: RunRecord | None = None
-        #: Whether there are events that the last record lacks.
+        #: Whether the last record lacks events.
         self._has_news = False
         #: The seconds before the last poll.
         self._wait = SHORTEST
-        #: Since when the host does not answer.
+        #: The time since which the host does not answer.
         self._lost_at: float | None = None
         #: The last answer of the host, as JSON of v2beta1.
         self.answer: Mapping[str, Any] = {}
         #: The starts of all attempts, by stage.
         self._started: dict[str, list[StageStarted]] = {}
-        #: How many more failures are looked up in logs.
+        #: The remaining number of failures that are looked up in logs.
         self._most_explained = _MOST_EXPLAINED
 
     def __repr__(self) -> str:
         return f"<HostRun {self.run_id} on {self._connection.name}>"
 
     def read(self) -> RunRecord:
-        """Ask the host once, and return the run as it is now: the same object as before, if nothing has changed.
+        """Poll the host once and return the run; if nothing has changed, the same object as before.
 
         Raises:
             UnknownRunError: the host has no such run.
-            HostNotFoundError: it had, but the run has been deleted.
+            HostNotFoundError: the run has been deleted meanwhile.
             HostError: the host does not answer, or reports an error.
         """
         self.answer = run = self._ask()
@@ -142,7 +141,7 @@ class HostRun(ReadableRun):
         return self._last
 
     def _look(self) -> RunRecord:
-        """Return the run as ``read`` does, or as it was before if the host does not answer for a moment."""
+        """Return the run like ``read``, or the last record if the host does not answer for the moment."""
         try:
             record = self.read()
         except HostError as error:
@@ -151,7 +150,7 @@ class HostRun(ReadableRun):
             now = time.monotonic()
             if self._lost_at is None:
                 self._lost_at = now
-                self._say(f"{self._connection.name} cannot be asked about the run: trying again. ({error})")
+                self._say(f"{self._connection.name} does not answer: trying again. ({error})")
             elif not isinstance(error, HostUnreachableError) and now - self._lost_at >= PATIENCE:
                 raise
             return self._last
@@ -165,25 +164,22 @@ class HostRun(ReadableRun):
         time.sleep(self._wait if longest is None else min(self._wait, longest))
 
     def fetch(self, stages: Collection[str]) -> bool:
-        """Update the log files of the named stages; return False if one cannot be read.
-
-        The reason is printed once.
-        """
+        """Update the log files of these stages; return False if one cannot be read, and print the reason once."""
         record = self._last or self.read()
         wanted, has_all = [], True
         for name in stages:
             attempts = record.run.attempts_at(name)
-            # A retry of the run gives the new pod the name of the failed one, whose log is lost then.
+            # A retry of the run reuses the name of the failed pod, whose log is lost.
             for started in {started.pod_name: started for started in attempts}.values():
                 is_over = started is not attempts[-1] or record.run.has_ended(name) or not record.is_running
-                if started.log_file is None:  # the host does not say in which pod it runs
+                if started.log_file is None:  # its pod is unknown
                     has_all = False
                 else:
                     wanted.append((started.log_file, is_over))
         return self._logs.fetch_all(wanted) and has_all
 
     def invocation(self, stage: str | None = None) -> Invocation:
-        """Return what a stage was started with; see ``RunSource.invocation``."""
+        """Return the invocation of a stage; see ``RunSource.invocation``."""
         record = self.read()
         if self._no_nodes:
             raise self._unknown_inputs(stage or "STAGE", self._no_nodes)
@@ -193,7 +189,7 @@ class HostRun(ReadableRun):
             raise not_started(record, found)
         if patch is None:
             is_cached = end is not None and end.state is State.CACHED
-            why = "KFP took its outputs from those of another run" if is_cached else "KFP has made no pod for it so far"
+            why = "KFP took its outputs from its cache" if is_cached else "KFP has not created a pod for it yet"
             raise self._unknown_inputs(found, why)
         try:
             spec = PodSpec.parse(patch)
@@ -215,12 +211,12 @@ class HostRun(ReadableRun):
 
     def _unknown_inputs(self, stage: str, why: str) -> HostError:
         return HostError(
-            f"{self._connection.name} does not say what {stage!r} of the run {self.run_id} was started with: "
-            f"{why.rstrip('.')}. torchx-kfp run runs the whole pipeline here."
+            f"The inputs of {stage!r} in the run {self.run_id} are unknown: {why.rstrip('.')}. To run the whole "
+            "pipeline on this machine: torchx-kfp run"
         )
 
     def _results_of(self, ends: Iterable[StageResult]) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        """Return the run ids and results of stages that can be read now, by the run ids that are known."""
+        """Return the full ids and the results of executions that can be read now, by their known ids."""
         by_base: dict[str, list[str]] = {}
         earlier: dict[str, list[str]] = {}
         for end in ends if self._reads != "none" else ():
@@ -236,7 +232,7 @@ class HostRun(ReadableRun):
         return found
 
     def terminate(self) -> None:
-        """Ask the host to end the run, which takes a moment.
+        """Request the end of the run, which takes a moment.
 
         Raises:
             UnknownRunError: there is no such run.
@@ -248,9 +244,9 @@ class HostRun(ReadableRun):
             raise self._unknown(error) from None
 
     def left_replicas(self) -> list[str]:
-        """Return sentences about the replicas that may go on although the run was canceled.
+        """Return sentences about replicas that may still run although the run was canceled.
 
-        The launcher of a distributed stage has about a second to delete them, which may be too short.
+        The launcher of a distributed stage has only about a second to delete them.
         """
         if self._pipeline is None or self._nodes is None or self._run.state is not State.CANCELED:
             return []
@@ -267,23 +263,20 @@ class HostRun(ReadableRun):
                     continue
             kind = f"{launcher.plural}.{launcher.api.split('/')[1]}"
             command = shlex.join(["kubectl", "delete", kind, name, "-n", self._connection.pods])
-            said.append(f"Replicas of {stage.name} may go on. To end them: {command}")
+            said.append(f"Replicas of {stage.name} may still run. To end them: {command}")
         return said
 
     def retry(self) -> HostRun:
-        """Have KFP run again what failed, in the same run, and return the run, for ``.wait()``.
-
-        Stages that succeeded do not run again.
+        """Retry the failed stages in the same run, with KFP's retry, and return the run, for ``.wait()``.
 
         Raises:
             UnknownRunError: there is no such run.
-            ArgumentError: the run has succeeded, or goes on.
-            HostError: the host does not answer, or cannot retry the run, such as one whose workflow it has lost.
+            ArgumentError: the run has succeeded, or is running.
+            HostError: the host does not answer, or cannot retry the run because its workflow is gone.
         """
         if (state := run_state(self._ask())) not in (State.FAILED, State.CANCELED):
             raise ArgumentError(
-                f"The state of the run {self.run_id} is {state}: KFP retries runs that have failed, or that "
-                "`torchx-kfp cancel` has ended."
+                f"The state of the run {self.run_id} is {state}: only failed or canceled runs can be retried."
             )
         self._connection.post(f"{self._path}:retry")
         return self
@@ -306,12 +299,10 @@ class HostRun(ReadableRun):
         return UnknownRunError(f"There is no run {self.run_id!r} on {self._connection.name}. ({error})")
 
     def _deleted(self, error: HostError) -> HostNotFoundError:
-        return HostNotFoundError(
-            f"The run {self.run_id} has been deleted on {self._connection.name} in the meantime. ({error})"
-        )
+        return HostNotFoundError(f"The run {self.run_id} was deleted on {self._connection.name} meanwhile. ({error})")
 
     def _load_pipeline(self, run: Mapping[str, Any]) -> None:
-        """Load the run's pipeline, even if the run only refers to one that was uploaded."""
+        """Load the run's pipeline, also if the run refers to an uploaded one."""
         if self._pipeline is not None:
             return
         self._problem = ""
@@ -327,19 +318,19 @@ class HostRun(ReadableRun):
         except HostUnreachableError:
             raise
         except HostError as error:
-            self._problem = f"The pipeline of this run cannot be read, nor its stages: {error}"
+            self._problem = f"The pipeline and the stages of this run cannot be read: {error}"
         if self._pipeline is not None:
             self._run = RunState(outline(self._pipeline.pipeline))
             for event in self._events:
                 self._run.on_event(event)
         elif not self._problem:
-            self._problem = "The pipeline of this run cannot be read, nor its stages: the host does not tell it."
+            self._problem = "The pipeline and the stages of this run are unknown: the host does not report them."
 
     def _read_nodes(self) -> None:
-        """Read the nodes, which stay as they are while the manifest does.
+        """Read the nodes, unless the manifest is the same as before.
 
         Raises:
-            HostError: the host has told them before, and does not now.
+            HostError: the host has reported them before, but not now.
         """
         path = f"{V1BETA1}/runs/{quote(self.run_id, safe='')}"
         try:
@@ -354,30 +345,30 @@ class HostRun(ReadableRun):
                 raise self._deleted(error) if isinstance(error, HostNotFoundError) else error from None
             # A host may lack this version of the API, or refuse it.
             self._no_nodes = (
-                f"{self._connection.name} reports only the state of the run (v2beta1), not its nodes (v1beta1), so its "
+                f"{self._connection.name} reports only the state of the run (v2beta1), not its nodes (v1beta1): its "
                 f"stages, their logs, exit codes and results are missing. ({error})"
             )
 
     def _unknown_pods(self) -> str:
-        """Return the sentence about pods whose nodes were not read; empty if all were."""
+        """Return the sentence about pods with unknown nodes; empty if there are none."""
         if not (unread := self._snapshot.unread):
             return ""
         return (
-            f"{self._connection.name} has {counted(len(unread), 'pod')} of this run whose names this version of "
-            f"torchx-kfp does not know, such as {printable(shorten(unread[0], 200))}: states, results and logs of "
-            "stages may be missing. Look at the run in KFP's UI."
+            f"This version of torchx-kfp does not know {counted(len(unread), 'pod')} of this run, such as "
+            f"{printable(shorten(unread[0], 200))}: states, results and logs of stages may be missing. See the run in "
+            "KFP's UI."
         )
 
     # Events
 
     def _take_events(self, run: Mapping[str, Any]) -> list[Event]:
-        """Take and return what has happened since the last answers, in the order of its times."""
+        """Return the events since the last answers, in order of time."""
         facts = (run.get("state"), run.get("state_history"), run.get("finished_at"), self._pipeline, self._nodes)
         if facts == self._facts:
             return []
         snapshot = Snapshot.of(run, self._pipeline, self._nodes, self.link, self._snapshot)
-        events = self._completed([step.event for step in snapshot.steps], snapshot.patches)
-        # A signal that came before this lets the next answer tell all of it.
+        events = self._completed([step.event for step in snapshot.new], snapshot.patches)
+        # If a signal comes before this, the next answer has all of these events.
         self._facts, self._snapshot = facts, snapshot
         for event in events:
             self._run.on_event(event)
@@ -385,7 +376,7 @@ class HostRun(ReadableRun):
         return events
 
     def _complete_cached(self) -> None:
-        """Complete the ends of cached stages whose run ids have become known, with their results."""
+        """Add ids and results to cached stages whose executions have become known."""
         ends = {end.name: end for end in self._run.ends}
         unknown = any(end.state is State.CACHED and end.tracker_base and not end.execution_id for end in ends.values())
         if self._pipeline is None or self._reads == "none" or not unknown:
@@ -407,13 +398,13 @@ class HostRun(ReadableRun):
         }
         found = self._results_of(completed.values())
         ended = {event.result.name: at for at, event in enumerate(self._events) if isinstance(event, StageFinished)}
-        told = len(self._last.events) if self._last is not None else 0
+        reported = len(self._last.events) if self._last is not None else 0
         again: list[Event] = []
         for name, result in completed.items():
             if result.execution_id in found:
                 result = dataclasses.replace(result, results=found[result.execution_id][1])
             at = ended[name]
-            event = StageFinished(result, self._events[at].time, again=at < told)
+            event = StageFinished(result, self._events[at].time, again=at < reported)
             self._run.on_event(event)
             if event.again:
                 again.append(event)
@@ -424,7 +415,7 @@ class HostRun(ReadableRun):
         self._events[end:end] = again
 
     def _completed(self, events: list[Event], patches: Mapping[str, str]) -> list[Event]:
-        """Return the events with what other answers say: log files, results, artifacts, and why stages have failed."""
+        """Return the events with log files, results, artifacts, and reasons of failures."""
         events = [self._with_log(event) if isinstance(event, StageStarted) else event for event in events]
         found = self._results_of(event.result for event in events if isinstance(event, StageFinished))
         return [
@@ -461,7 +452,7 @@ class HostRun(ReadableRun):
         return {}
 
     def _explained(self, result: StageResult) -> StageResult:
-        """Return a result with what only the log says: the application's own exit code, or why it has not run."""
+        """Return a result with the application's own exit code, or the reason why it did not run, from its log."""
         if result.log_file is None or self._most_explained <= 0 or not ends_with_launcher(result):
             return result
         self._most_explained -= 1

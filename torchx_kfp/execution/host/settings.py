@@ -1,9 +1,8 @@
-"""The settings of the connection to a KFP host, and the options of a submission: the lists that all forms of them have.
+"""The settings of the connection to a KFP host, and the options of a submission.
 
-Settings come from flags, the environment and a settings file, in this order.
-
-Where none of them names a host, the connection is that of ``kfp.Client()`` without one: inside a cluster the service of
-KFP, otherwise the proxy of the Kubernetes API server that the kubeconfig names.
+Flags override environment variables, which override the settings file. If none of them names a host, the connection is
+that of ``kfp.Client()``: inside a cluster KFP's service, otherwise the proxy of the Kubernetes API server in the
+kubeconfig.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ PREFIX = "TORCHX_KFP_"
 CONFIG = "TORCHX_KFP_CONFIG"
 #: The section of the settings file.
 SECTION = "kfp"
-#: Two ways to say the same: if one place gives either, the other one is not taken from the next place.
+#: Two forms of one setting: if a place gives either, the other one is not taken from the next place.
 _TOKENS = {"existing_token", "token_file"}
-#: The settings by which a place names its host.
+#: The settings that name a host.
 _HOSTS = ("host", "kube_context")
 #: The mode of a file that others can read.
 _FOR_OTHERS = stat.S_IRGRP | stat.S_IROTH
@@ -42,7 +41,7 @@ _BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 #: Kubeflow's dashboard shows KFP's UI in a frame at this path; the API is at the path of the frame's content.
 _FRAME = re.compile(r"^/_(/pipeline)(?:/.*)?$")
-#: The parts that may follow in a URL copied from a browser or from a request.
+#: The rest of a URL that was copied from a browser or from a request.
 _BELOW = re.compile(r"/(?:apis(?:/.*)?|index\.html)$")
 
 
@@ -51,12 +50,12 @@ class Setting:
     """A setting of the connection.
 
     Attributes:
-        help: what it is, as the help text of its flag, if it has one.
-        more: what the docs say about it besides.
+        help: the help text of its flag, also for settings without one.
+        more: further text for the docs.
         metavar: its value in help texts. A FILE is relative to the settings file.
-        of_client: the variable of kfp.Client, where it has one.
-        kind: ``credential`` if it proves who sends a request; ``runs`` if it is not about the connection.
-        secret: whether messages and commands to copy never show it.
+        of_client: the corresponding variable of kfp.Client, if any.
+        kind: ``credential`` for credentials; ``runs`` for settings of runs rather than of the connection.
+        secret: True if messages and commands to copy must not show it.
     """
 
     help: str
@@ -74,15 +73,14 @@ def _setting(about: str, more: str = "", *, default: str | bool = "", **facts: A
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a connection, under the names that they have in ``kfp.Client``; empty if they are not given.
+    """The settings of a connection, with the names of ``kfp.Client``; empty if not given.
 
-    Flags, variables, the settings file and the docs have all settings of this list, and nothing else.
+    Flags, variables, the settings file and the docs are made from this list.
     """
 
     host: str = _setting(
         "The KFP host, such as https://kfp.example.com.",
-        "It is the URL with which you open KFP's UI, such as `https://kubeflow.example.com/pipeline`. A URL that is "
-        "copied from the UI works.",
+        "It is the URL of KFP's UI, such as `https://kubeflow.example.com/pipeline`. A URL copied from the UI works.",
         metavar="URL",
         of_client="KF_PIPELINES_ENDPOINT",
     )
@@ -90,10 +88,10 @@ class Settings:
         "Without --host: reach KFP through the API server of this context of the kubeconfig.", metavar="NAME"
     )
     namespace: str = _setting(
-        "The namespace of the runs, on a host that has several users.", "It is that of your profile.", metavar="NAME"
+        "The namespace of the runs, on a multi-user host.", "It is that of your profile.", metavar="NAME"
     )
     token_file: str = _setting(
-        "A file with the token for the host; it is read again for each request.", metavar="FILE", kind="credential"
+        "A file with the token for the host, which is read for each request.", metavar="FILE", kind="credential"
     )
     existing_token: str = _setting(
         "The token itself.", "It is sent as `Authorization: Bearer`.", kind="credential", secret=True
@@ -104,16 +102,16 @@ class Settings:
         secret=True,
     )
     ssl_ca_cert: str = _setting(
-        "The certificate of the authority that signed the host's.", "In PEM format.", metavar="FILE"
+        "The certificate of the authority that signed the host's certificate.", "In PEM format.", metavar="FILE"
     )
     verify_ssl: bool = _setting(
-        "Whether the host's certificate is checked.", "`false` is for a network that you trust.", default=True
+        "Check the host's certificate.", "Use `false` only on a network that you trust.", default=True
     )
     ui_host: str = _setting(
-        "The URL of the UI for links to runs, if it is not the host.", of_client="KF_PIPELINES_UI_ENDPOINT"
+        "The URL of KFP's UI, for links to runs, if it differs from the host.", of_client="KF_PIPELINES_UI_ENDPOINT"
     )
     client_id: str = _setting(
-        "The client ID of Google's Identity-Aware Proxy (IAP) before the host.",
+        "The client ID of Google's Identity-Aware Proxy (IAP) in front of the host.",
         of_client="KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
         kind="credential",
     )
@@ -125,25 +123,25 @@ class Settings:
     other_client_secret: str = _setting(
         "The secret of that client.", of_client="KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET", kind="credential", secret=True
     )
-    service_namespace: str = _setting("The namespace in which KFP itself is installed.", default="kubeflow")
+    service_namespace: str = _setting("The namespace of KFP itself.", default="kubeflow")
     proxy: str = _setting(
         "The URL of an HTTP proxy on the way to the host.",
-        "By default, it is that of `HTTPS_PROXY` or `HTTP_PROXY`, if `NO_PROXY` does not name the host.",
+        "Default: that of `HTTPS_PROXY` or `HTTP_PROXY`, unless `NO_PROXY` names the host.",
         secret=True,
     )
     experiment: str = _setting(
-        "The experiment of runs that are submitted without one.",
+        "The default experiment of submitted runs.",
         of_client="KF_PIPELINES_DEFAULT_EXPERIMENT_NAME",
         kind="runs",
     )
     tracker_base: str = _setting(
-        "The tracker base of commands that are given none; submitted runs have it in place of the pipeline's default.",
-        "If it is not in an object store, naming it here also lets this machine read the results of other runs there.",
+        "The default tracker base of commands; for submitted runs, it overrides the pipeline's default.",
+        "If it is not in an object store, this setting also lets this machine read the results of other runs there.",
         kind="runs",
     )
     storage_variables: str = _setting(
-        "Variables that tracked stages of submitted runs get, such as AWS_ENDPOINT_URL=http://seaweedfs.kubeflow:9000.",
-        "They are separated by spaces. A variable that an AppDef sets itself stays.",
+        "Variables for tracked stages of submitted runs, such as AWS_ENDPOINT_URL=http://seaweedfs.kubeflow:9000.",
+        "They are separated by spaces. A variable of the AppDef takes precedence.",
         kind="runs",
     )
     storage_secret: str = _setting(
@@ -153,20 +151,20 @@ class Settings:
         kind="runs",
     )
     storage_folder: str = _setting(
-        "A folder that this machine and all pods have at the same path: tracker bases may be below it.", kind="runs"
+        "A folder that is at the same path on this machine and in all pods: tracker bases may be below it.", kind="runs"
     )
-    #: Where each setting was given: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
+    #: The source of each setting: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    #: Sentences for the user, such as one about a file with a token that others can read.
+    #: Sentences for the user, such as one about a token file that others can read.
     warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)
     _again: Callable[[], Settings] | None = field(default=None, repr=False, compare=False)
 
     def read_again(self) -> Settings:
-        """Return the settings as they are now in the environment and the settings file."""
+        """Return the current settings of the environment and the settings file."""
         return self._again() if self._again else self
 
     def source(self, name: str) -> str:
-        """Return where a setting was given, for messages."""
+        """Return the source of a setting, for messages."""
         return self.sources.get(name, name)
 
 
@@ -174,26 +172,26 @@ class Settings:
 SETTINGS: dict[str, Setting] = {
     item.name: item.metadata["setting"] for item in dataclasses.fields(Settings) if item.metadata
 }
-#: Those that each command for runs on a host takes as flags, too. The others are in the environment or the file.
+#: The settings with flags, which all commands for runs on a host have.
 FLAGS = ("host", "kube_context", "namespace")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """The options of a run that is submitted. The host decides those that are empty.
+    """The options of a submitted run; the host decides about empty ones.
 
     The options of ``torchx-kfp submit`` and of TorchX's scheduler are made from this list, and ``submit`` has them as
-    keywords. ``more`` is the help text of the scheduler, if it is another one.
+    keywords. ``more`` is the help text for the scheduler, if it differs.
     """
 
     name: str = _setting("The run's name in KFP's UI.  [default: pipeline and time]", metavar="NAME")
-    experiment: str = _setting("The run's experiment; created if there is none.", metavar="NAME")
+    experiment: str = _setting("The run's experiment; it is created if it does not exist.", metavar="NAME")
     service_account: str = _setting("The Kubernetes service account of the stages.", metavar="NAME")
     pipeline_root: str = _setting("Where KFP stores the artifacts of the run.", metavar="URL")
     #: False to run all stages, even those in nested pipelines and loops, whatever the pipeline says.
     cache: bool = _setting(
         "Run every stage, even if an earlier run has its outputs.",
-        "Whether KFP may take the outputs of an earlier run that did the same work.",
+        "Let KFP reuse the outputs of an earlier run that did the same work.",
         default=True,
         metavar="",
     )
@@ -206,12 +204,12 @@ SUBMISSION: dict[str, Setting] = {item.name: item.metadata["setting"] for item i
 def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings from flags, the environment and the settings file.
 
-    A place that names another host than the one before it is not used: a token in the settings file is not sent to
-    another host in a flag.
+    A place that names a different host than the place before it is ignored: a token in the settings file is not sent
+    to another host in a flag.
 
     Args:
-        flags: values by the names of the settings, also of those that only Python takes; None and empty ones count as
-            not given.
+        flags: values by setting, including those without a flag, which only Python takes; None and empty values count
+            as not given.
         environ: the environment.
 
     Raises:
@@ -231,7 +229,7 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
             if value not in (None, "")
         },
         "the environment": {
-            # Ours come last, so they count.
+            # Ours come last and take precedence.
             name: (environ[named], named)
             for name, setting in SETTINGS.items()
             for named in (setting.of_client, variable(name))
@@ -273,7 +271,7 @@ def _readable_by_others(file: Path, content: str) -> Iterator[str]:
 
 
 def _proxy_to(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the proxy on the way to a host by the usual variables, and the variable that names it."""
+    """Return the proxy for a host from the usual variables, and the variable that names it."""
     parts = urlsplit(host)
     names = (f"{parts.scheme}_proxy", "all_proxy")
     source = next((each for name in names for each in (name, name.upper()) if environ.get(each)), "")
@@ -291,7 +289,7 @@ def _proxy_to(host: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def config_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the settings file, whether or not it exists."""
+    """Return the path of the settings file, which may not exist."""
     if given := environ.get(CONFIG):
         return Path(given).expanduser()
     folder = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
@@ -309,26 +307,26 @@ def flag(name: str) -> str:
 
 
 def way_to_give(name: str) -> str:
-    """Return how a setting without a flag is given, for messages."""
+    """Return how to give a setting without a flag, for messages."""
     return f"{variable(name)}, or {name} in {config_file()}"
 
 
 def _file(path: Path, *, is_needed: bool) -> dict[str, str]:
-    """Return what the settings file has, as text."""
-    # Messages never quote a line, which may have a secret.
+    """Return the settings of the settings file, as text."""
+    # Messages never quote a line, which may contain a secret.
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
         parser.read_string(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if is_needed:
-            raise HostSettingsError(f"{CONFIG} names the settings file {str(path)!r}, which does not exist.") from None
+            raise HostSettingsError(f"The settings file {str(path)!r} of {CONFIG} does not exist.") from None
         return {}
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise HostSettingsError(f"The settings file {str(path)!r} cannot be read: {why}.") from None
     except configparser.Error as error:
         line = getattr(error, "lineno", None) or next(number for number, _ in getattr(error, "errors", ()))
-        way_out = f"Write a line [{SECTION}], and below it lines such as: host = https://kfp.example.com"
+        way_out = f"Write [{SECTION}] in a line, and below it lines such as: host = https://kfp.example.com"
         if isinstance(error, configparser.DuplicateOptionError):
             way_out = f"Give the setting {error.option!r} once."
         raise HostSettingsError(
@@ -364,22 +362,22 @@ def _value(name: str, text: str, source: str, folder: Path = Path()) -> str | bo
 
 
 def refuse_in_header(text: str, source: str) -> None:
-    """Raise HostSettingsError if a request cannot carry this text, such as a token copied with an invisible space."""
+    """Raise HostSettingsError if a header cannot contain this text, such as a token copied with an invisible space."""
     for place, character in enumerate(text, 1):
         if not " " <= character <= "~":
             raise HostSettingsError(
-                f"{source} contains {character!a} as its character {place}, which a request cannot carry. Give it in "
+                f"{source} contains {character!a} as character {place}, which HTTP headers do not allow. Give it in "
                 "one line, as it was issued."
             )
 
 
 def host_address(text: str, source: str = "the host") -> str:
-    """Return the URL below which a host has its API, without a slash at its end.
+    """Return the base URL of a host's API, without a trailing slash.
 
     Args:
         text: a URL or the name of a host. The rest of a URL that was copied from KFP's UI is ignored. Without a scheme,
             it is http for this machine and for services of a cluster, and https otherwise.
-        source: what gives the host, for messages.
+        source: the source of the text, for messages.
 
     Raises:
         HostSettingsError: it is not the address of a host.
@@ -388,7 +386,7 @@ def host_address(text: str, source: str = "the host") -> str:
     scheme = _SCHEME.match(given)
     if scheme and scheme[1].lower() not in ("http", "https"):
         raise HostSettingsError(
-            f"{source} is {shown(without_password(text))}, but a KFP host has a URL that begins with https:// or http://."
+            f"{source} is {shown(without_password(text))}, but the URL of a KFP host begins with https:// or http://."
         )
     try:
         parts = urlsplit(given if scheme else f"//{given}")
@@ -399,14 +397,13 @@ def host_address(text: str, source: str = "the host") -> str:
         name, why = "", str(error)
     if "@" in (text if why else parts.netloc):  # the error may quote a part of the password
         raise HostSettingsError(
-            f"{source} is {shown(without_password(text))}: something like a user or a password stands before the host, "
-            "which KFP does not use. Remove it, and give credentials as a token (existing_token, token_file) or as "
-            "cookies."
+            f"{source} is {shown(without_password(text))}, which contains user information (user:password@) that KFP "
+            "does not support. Remove it, and give a token (existing_token, token_file) or cookies."
         )
     if why or not name:
         raise HostSettingsError(
-            f"{source} is {shown(text)}, which is not the address of a KFP host: {why}. Give the URL with which you "
-            "open KFP's UI, such as https://kfp.example.com or http://localhost:8080."
+            f"{source} is {shown(text)}, which is not the address of a KFP host: {why}. Give the URL of KFP's UI, such "
+            "as https://kfp.example.com or http://localhost:8080."
         )
     protocol = scheme[1].lower() if scheme else "http" if is_near(name) else "https"
     path = _BELOW.sub("", parts.path.rstrip("/")).rstrip("/")
@@ -415,10 +412,10 @@ def host_address(text: str, source: str = "the host") -> str:
 
 
 def without_password(text: str) -> str:
-    """Return the text of a URL, which may be wrong, without what may be a user and a password in it."""
+    """Return the text of a URL, which may be malformed, without a possible user and password."""
     return f"...{text[text.rindex('@') :]}" if "@" in text else text
 
 
 def is_near(name: str) -> bool:
-    """Tell whether a host's name is that of this machine or of a service in a cluster: they rarely have TLS."""
+    """Return whether a host is this machine or a service in a cluster, which rarely have TLS."""
     return is_this_machine(name) or name.lower().rstrip(".").endswith((".svc", ".svc.cluster.local"))

@@ -1,7 +1,6 @@
-"""What the answers of a KFP host have told of a run so far, as the steps that the local runner would report, and what
-is new in the last of them.
+"""All that a KFP host has reported about a run so far, as the events of a local run, and the new ones among them.
 
-Whatever ``RunState`` computes from their events is therefore the same: the view, the table, the report and ``--json``.
+So ``RunState`` computes the same from them: the view, the table, the report and ``--json``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.outcomes import reason_of_workflow
-from torchx_kfp.execution.host.stages import Phase, Position, StageReader, Step
+from torchx_kfp.execution.host.stages import OrderedEvent, Phase, Progression, StageReader
 from torchx_kfp.execution.host.states import Period, Progress, read_progress
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -34,7 +33,7 @@ from torchx_kfp.execution.runs.events import (
 )
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: What the steps of the run itself are steps of.
+#: The name of the run itself in ``OrderedEvent.of``.
 RUN = ""
 #: The sentence that ends a canceled run: "Run X was ended by ...".
 CANCELED_BY = "a request to KFP"
@@ -42,11 +41,11 @@ CANCELED_BY = "a request to KFP"
 
 @dataclass(frozen=True, eq=False)
 class RunPipeline:
-    """A pipeline as it runs. Its stages and loops go by their names without indices.
+    """The pipeline of a run. Stages and loops have their names without indices.
 
     Attributes:
         pipeline: the pipeline.
-        places: its stages, and the groups around them.
+        places: its stages and groups.
         arguments: the values of its parameters.
         tracked: the tracked stages.
     """
@@ -58,7 +57,7 @@ class RunPipeline:
 
     @classmethod
     def of(cls, run: Mapping[str, Any]) -> RunPipeline | None:
-        """Return the pipeline in v2beta1's answer about a run, if it is there.
+        """Return the pipeline in the run's JSON (v2beta1), if it is there.
 
         Raises:
             PipelineFileError: it cannot be read.
@@ -82,29 +81,29 @@ class RunPipeline:
         return cls(pipeline, {place.name: place for place in places}, arguments, tracked)
 
     def is_distributed(self, stage: str) -> bool:
-        """Tell whether a tracked stage has replicas, which its launcher starts."""
+        """Return whether a tracked stage has replicas, which its launcher starts."""
         place = self.tracked.get(without_indices(stage))
         return place is not None and place.decoded.specification is not None
 
     def is_import(self, stage: str) -> bool:
-        """Tell whether a stage is an importer, whose pod runs nothing but KFP's launcher."""
+        """Return whether a stage is an importer, whose pod runs only KFP's launcher."""
         return self.places[without_indices(stage)].component.importer is not None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the answers about a run have told so far.
+    """The state of a run according to the host's answers so far.
 
     Attributes:
-        steps: the new steps in the last of them, in order.
-        told: the last step of each thing.
-        patches: what drivers have decided about pods, by stage: see ``PodSpec``.
+        new: the new events of the last answer, in order.
+        last: the last event of the run and of each stage, loop and nested pipeline.
+        patches: the pod spec patches of drivers, by stage: see ``PodSpec``.
         read: the names of the nodes that were read.
-        unread: those of pods that were not: this version does not know what they are.
+        unread: the names of unread pods, which this version does not know.
     """
 
-    steps: Sequence[Step] = ()
-    told: Mapping[str, Step] = field(default_factory=dict)
+    new: Sequence[OrderedEvent] = ()
+    last: Mapping[str, OrderedEvent] = field(default_factory=dict)
     patches: Mapping[str, str] = field(default_factory=dict)
     read: Collection[str] = ()
     unread: Sequence[str] = ()
@@ -121,40 +120,40 @@ class Snapshot:
         """Read the answers about a run.
 
         Args:
-            run: v2beta1's answer.
-            pipeline: its pipeline. Without it, or without nodes, there are no steps of stages.
+            run: the run's JSON (v2beta1).
+            pipeline: its pipeline. Without it, or without nodes, stages have no events.
             nodes: the run's nodes.
             link: the run's page in KFP's UI.
-            before: what earlier answers have told. These may be older: nothing is taken back, or told again.
+            before: the snapshot of earlier answers. This answer may be older: no event is repeated or taken back.
         """
         progress, before = read_progress(run, time.time()), before or cls()
-        of_stages: Sequence[Step] = ()
+        of_stages: Sequence[OrderedEvent] = ()
         unread: Sequence[str] = ()
-        told, patches, new = {**before.told}, before.patches, []
+        last, patches, new = {**before.last}, before.patches, []
         if pipeline is not None and nodes is not None:
             nodes.read.update(before.read)
-            reader = StageReader(pipeline.pipeline, pipeline.tracked, nodes, progress, told, patches)
+            reader = StageReader(pipeline.pipeline, pipeline.tracked, nodes, progress, last, patches)
             of_stages, patches, unread = reader.read(), reader.patches, nodes.unread_pods()
-        for step in _steps(run, progress, pipeline, nodes, of_stages, link):
-            known = told.get(step.of)
-            if (known is None or step.at >= known.at) and _is_news(step, known):
-                new.append(step)
-                told[step.of] = step
-        return cls(new, told, patches, nodes.read if nodes is not None else (), unread)
+        for item in _events_of_run(run, progress, pipeline, nodes, of_stages, link):
+            known = last.get(item.of)
+            if (known is None or item.at >= known.at) and _is_news(item, known):
+                new.append(item)
+                last[item.of] = item
+        return cls(new, last, patches, nodes.read if nodes is not None else (), unread)
 
 
-def _steps(
+def _events_of_run(
     run: Mapping[str, Any],
     progress: Progress,
     pipeline: RunPipeline | None,
     nodes: Nodes | None,
-    of_stages: Sequence[Step],
+    of_stages: Sequence[OrderedEvent],
     link: str,
-) -> Iterator[Step]:
+) -> Iterator[OrderedEvent]:
     """Yield the steps of the run and, in the period in which they were, those of its stages."""
     last = len(progress.periods) - 1
     for index, period in enumerate(progress.periods):
-        stages = [step for step in of_stages if step.at.period == index]
+        stages = [item for item in of_stages if item.at.period == index]
         if index == last:
             stages = [*_carried(of_stages, progress), *stages]
         started = RunStarted(
@@ -165,54 +164,56 @@ def _steps(
             time=period.started_at,
             link=link,
         )
-        yield Step(RUN, Position(index, phase=Phase.STARTED), started)
+        yield OrderedEvent(RUN, Progression(index, phase=Phase.STARTED), started)
         canceled = period.canceled_at
-        before = [step for step in stages if canceled is None or step.event.time < canceled]
+        before = [item for item in stages if canceled is None or item.event.time < canceled]
         yield from before
         if canceled is not None:
-            yield Step(RUN, Position(index, phase=Phase.ENDING), RunEnding(CANCELED_ON_KFP, KFP_GRACE, time=canceled))
+            yield OrderedEvent(
+                RUN, Progression(index, phase=Phase.ENDING), RunEnding(CANCELED_ON_KFP, KFP_GRACE, time=canceled)
+            )
         yield from stages[len(before) :]
         if period.state.is_over:
             reason = _reason(run, period, stages, nodes, is_last=index == last)
-            latest = max((step.event.time for step in stages), default=period.started_at)
+            latest = max((item.event.time for item in stages), default=period.started_at)
             time = max(period.ended_at or latest, latest)
             finished = RunFinished(
                 progress.run_id, period.state, time - period.started_at, reason=clean(reason), time=time
             )
-            yield Step(RUN, Position(index, phase=Phase.ENDED), finished)
+            yield OrderedEvent(RUN, Progression(index, phase=Phase.ENDED), finished)
 
 
-def _carried(steps: Sequence[Step], progress: Progress) -> Iterator[Step]:
-    """Yield the ends of stages that a retry of the run has not begun again, as steps of the last period."""
-    ends = {step.of: (step.at.period, step.event.result) for step in steps if isinstance(step.event, StageFinished)}
+def _carried(events: Sequence[OrderedEvent], progress: Progress) -> Iterator[OrderedEvent]:
+    """Yield the ends of stages that a retry of the run has not started again, as events of the last period."""
+    ends = {item.of: (item.at.period, item.event.result) for item in events if isinstance(item.event, StageFinished)}
     last = len(progress.periods) - 1
     for name, (period, result) in ends.items():
         # Until the retry has removed what failed, the nodes are those of the period before.
         if period < last and (progress.is_over or result.state.is_success or result.state is State.SKIPPED):
-            yield Step(name, Position(last), StageFinished(result, time=progress.last.started_at))
+            yield OrderedEvent(name, Progression(last), StageFinished(result, time=progress.last.started_at))
 
 
 def _reason(
-    run: Mapping[str, Any], period: Period, stages: Sequence[Step], nodes: Nodes | None, *, is_last: bool
+    run: Mapping[str, Any], period: Period, stages: Sequence[OrderedEvent], nodes: Nodes | None, *, is_last: bool
 ) -> str:
-    """Return why a period has ended, unless that is a stage that has failed in it."""
+    """Return why a period has ended, unless a stage failed in it."""
     if period.state is State.CANCELED:
         return CANCELED_BY
-    ends = (step.event.result.state for step in stages if isinstance(step.event, StageFinished))
+    ends = (item.event.result.state for item in stages if isinstance(item.event, StageFinished))
     if not is_last or period.state is not State.FAILED or State.FAILED in ends:
         return ""
     said = as_text(as_object(run, "error").get("message")) or (reason_of_workflow(nodes) if nodes is not None else "")
     return said or "KFP does not say why"
 
 
-def _is_news(step: Step, known: Step | None) -> bool:
-    if isinstance(step.event, StagePending):
-        # A pod that waits stays in its place, for one reason after the other. Most wait for none.
+def _is_news(item: OrderedEvent, known: OrderedEvent | None) -> bool:
+    if isinstance(item.event, StagePending):
+        # A pod may wait for several reasons, one after the other; most give none.
         before = known.event.reason if known is not None and isinstance(known.event, StagePending) else ""
-        return step.event.reason != before
-    return known is None or step.at > known.at
+        return item.event.reason != before
+    return known is None or item.at > known.at
 
 
 def given_arguments(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a run in v2beta1's answer."""
+    """Return the arguments in the JSON of a run (v2beta1)."""
     return dict(as_object(run, "runtime_config", "parameters"))

@@ -1,7 +1,7 @@
-"""Read the nodes of a KFP run as the steps of its stages: those that a local run of the same pipeline would have.
+"""Derive the events of stages from the nodes of a KFP run: those of a local run of the same pipeline.
 
-Stages have the same names, states and reasons as in a local run. A stage without nodes has not begun, or never will: it
-is decided by the tasks before it, as the local runner does, and at the end of the run or of the pipeline around it.
+Stages have the same names, states and reasons as in a local run. A stage without nodes has not started, or never will:
+its upstream tasks decide, as in the local runner, and the end of the run or of the pipeline around it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torchx_kfp.execution.host.outcomes import (
     NO_START,
     end_of_stage,
     exit_of,
+    group_outcome,
     pending_reason,
     reason_of_driver,
-    together,
 )
 from torchx_kfp.execution.host.states import Progress
 from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline, Task, is_volume_task
@@ -42,14 +42,14 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import is_run_id
 
-#: The most iterations of a loop that are expected before they begin: Argo's limits are lower, and a host may say more.
+#: The most iterations of a loop that are expected before they start. Argo's limits are lower; a host may report more.
 _MOST_ITERATIONS = 10_000
-#: The attempt of an end: none follows.
+#: The attempt number of a final event: no attempt follows.
 _LAST = 1 << 31
 
 
 class Phase(IntEnum):
-    """What has happened, in this order."""
+    """The phases of an attempt, in order."""
 
     QUEUED = auto()
     STARTED = auto()
@@ -59,14 +59,14 @@ class Phase(IntEnum):
     ENDED = auto()
 
 
-class Position(NamedTuple):
-    """The position of a step among those of the same thing: whatever is further has a larger one.
+class Progression(NamedTuple):
+    """How far a stage, loop or nested pipeline had come at an event; later events compare as larger.
 
     Attributes:
         period: the index of the run's period.
-        rounds: how often each of the nested pipelines around it was tried again.
-        attempt: the attempt within these rounds; of a loop, the number of its iterations.
-        phase: what has happened.
+        rounds: the number of retries of each nested pipeline around it.
+        attempt: the attempt within these rounds; for a loop, the number of its iterations.
+        phase: the phase of the attempt.
     """
 
     period: int
@@ -76,19 +76,19 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """An event in the life of a stage, a loop or a nested pipeline, by its name, or of the run, which has none here."""
+class OrderedEvent:
+    """An event of the stage, loop or nested pipeline named ``of``, or of the run if that is empty."""
 
     of: str
-    at: Position
+    at: Progression
     event: Event
 
 
 @dataclass(frozen=True)
-class Scope:
-    """A DAG while its tasks are read: the node around their nodes, and the names of the stages in it.
+class DagNode:
+    """The node of a DAG while its tasks are read, with its state and the names of the stages in it.
 
-    ``state`` is that of the node. Nothing more begins in a scope that ``is_closed``.
+    If it ``is_closed``, no more tasks start in it.
     """
 
     node: str
@@ -107,73 +107,74 @@ class StageReader:
         tracked: Mapping[str, ScopedTask],
         nodes: Nodes,
         progress: Progress,
-        told: Mapping[str, Step],
+        known: Mapping[str, OrderedEvent],
         patches: Mapping[str, str],
     ) -> None:
-        """Take what is known of the run.
+        """Create a reader.
 
         Args:
             pipeline: its pipeline.
-            tracked: the tracked stages, by their names without indices.
+            tracked: the tracked stages by name without indices.
             nodes: the nodes of its workflow.
-            progress: how far it is. If it is over, each stage has an end.
-            told: the last steps that are known, by what they are steps of. The nodes of a stage that has ended in this
-                period are not read again.
-            patches: what drivers have decided about the pods of these stages.
+            progress: how far the run has come. Once it is over, each stage gets a final event.
+            known: the last event of each stage, loop and nested pipeline. The nodes of a stage that has finished in
+                this period are not read again.
+            patches: the pod spec patches of drivers, by stage.
         """
         self._pipeline, self._tracked, self._nodes = pipeline, tracked, nodes
-        self._progress, self._told, self._known_patches = progress, told, patches
-        self._steps: list[Step] = []
-        #: The time of the last step of each stage, and how many attempts it had, in all rounds.
+        self._progress, self._known, self._known_patches = progress, known, patches
+        self._events: list[OrderedEvent] = []
+        #: The time of the last event of each stage, and its number of attempts, in all rounds.
         self._clocks: dict[str, float] = {}
         self._attempts: Counter[str] = Counter()
-        #: What drivers have decided about the pods of stages, by the stages' names: see ``PodSpec``.
+        #: The pod spec patches of drivers, by stage: see ``PodSpec``.
         self.patches: dict[str, str] = {}
 
-    def read(self) -> list[Step]:
-        """Return the steps of all stages so far, in the order of their times; of a known end, only that."""
+    def read(self) -> list[OrderedEvent]:
+        """Return the events of all stages so far, in order of time; for a known end, only that."""
         workflow, root = self._nodes.workflow, self._pipeline.root
-        run = Scope("", StageNames(), (), self._progress.is_over)
+        run = DagNode("", StageNames(), (), self._progress.is_over)
         wholes = self._bodies(workflow, run, run.names) if workflow else []
         for whole in wholes:
             self._nodes.get(f"{whole.node}.root-driver")
         bodies = [body for whole in wholes for body in self._bodies(f"{whole.node}.root", whole, run.names)]
-        # Nothing begins in an attempt whose root is omitted because its driver has failed, so only one attempt
-        # reports it.
+        # No task starts in an attempt whose root is omitted because its driver failed, so only one attempt reports it.
         for body in [each for each in bodies if each.state is not State.NOT_RUN] or bodies[-1:] or [run]:
             self._dag(root, body)
         if not bodies:
             self._pending_group(root, run, f"{workflow}(0).root-driver")
-        # The sort keeps the order of steps with equal times.
-        return sorted(self._steps, key=lambda step: step.event.time)
+        # The sort keeps the order of events with equal times.
+        return sorted(self._events, key=lambda item: item.event.time)
 
     # DAGs
 
-    def _bodies(self, name: str, around: Scope, names: StageNames) -> list[Scope]:
-        """Return the attempts at a node of a DAG. Nothing more begins in one that has ended, or is not the last."""
+    def _bodies(self, name: str, around: DagNode, names: StageNames) -> list[DagNode]:
+        """Return the attempts of a DAG's node. No more tasks start in one that has ended, or is not the last."""
         nodes = self._nodes.attempts(name)
         closed = [around.is_closed or node.state.is_over or node is not nodes[-1] for node in nodes]
         return [
-            Scope(node.name, names, (*around.rounds, index), closed[index], node.state)
+            DagNode(node.name, names, (*around.rounds, index), closed[index], node.state)
             for index, node in enumerate(nodes)
         ]
 
-    def _dag(self, component: Component, scope: Scope) -> TaskOutcome:
-        """Read the tasks of a DAG: first what has begun, as what has not may depend on all of it."""
+    def _dag(self, component: Component, scope: DagNode) -> TaskOutcome:
+        """Read the tasks of a DAG: first those that have started, because others may depend on all of them."""
         dag = component.as_dag()
-        begun = {task.name: self._begun(task, scope, dag) for task in dag.ordered}
+        begun = {task.name: self._read_started(task, scope, dag) for task in dag.ordered}
         ends = {name: end or TaskOutcome() for name, end in begun.items()}
         for task in dag.ordered:
             if begun[task.name] is None or (scope.is_closed and ends[task.name].state is None):
-                ends[task.name] = self._without_end(task, ends, scope, dag)
+                ends[task.name] = self._resolve(task, ends, scope, dag)
         if any(end.state is None for end in ends.values()):
             return TaskOutcome()
         counted = [end for name, end in ends.items() if not reasons.is_ignored(dag.tasks[name], end.state)]
         failed = [name for end in ends.values() if end.state is State.FAILED for name in end.failed or [end.name]]
-        return together(counted, failed, max((end.time for end in ends.values()), default=self._progress.started_at))
+        return group_outcome(
+            counted, failed, max((end.time for end in ends.values()), default=self._progress.started_at)
+        )
 
-    def _begun(self, task: Task, scope: Scope, dag: Dag) -> TaskOutcome | None:
-        """Read a task that has begun; None if it has not."""
+    def _read_started(self, task: Task, scope: DagNode, dag: Dag) -> TaskOutcome | None:
+        """Read a task that has started; return None if it has not."""
         component, around = self._pipeline.component_of(task), [scope.node]
         if component.dag is None and (end := self._known_end(scope.names.of(task.name), scope)):
             return end
@@ -188,20 +189,21 @@ class StageReader:
                 return read(task, component, inner)
         return None
 
-    def _without_end(self, task: Task, ends: Mapping[str, TaskOutcome], scope: Scope, dag: Dag) -> TaskOutcome:
-        """Decide on a task that has not begun, or has no end although the scope is closed."""
+    def _resolve(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagNode, dag: Dag) -> TaskOutcome:
+        """Resolve a task that has not started, or has no end although its DAG is closed."""
         before = [ends[name] for name in task.depends_on]
         state, reason = reasons.after_upstream(dag, task, before)
         if not state.is_pending:
-            return self._pass_over(task, scope, state, reason, max(end.time for end in before))
-        return self._never(task, scope, ends.values()) if scope.is_closed else TaskOutcome()
+            return self._report_not_run(task, scope, state, reason, max(end.time for end in before))
+        return self._report_never_started(task, scope, ends.values()) if scope.is_closed else TaskOutcome()
 
-    def _never(
-        self, task: Task, scope: Scope, others: Iterable[TaskOutcome], *, inside: StageNames | None = None
+    def _report_never_started(
+        self, task: Task, scope: DagNode, others: Iterable[TaskOutcome], *, inside: StageNames | None = None
     ) -> TaskOutcome:
-        """Report that a task, or the iteration of a loop that has these names, does not begin any more.
+        """Report that a task, or the iteration of a loop that has these names, will never start.
 
-        ``others`` are the ends of the other tasks or iterations. There is no end as long as a later answer may say why.
+        ``others`` are the outcomes of the other tasks or iterations. While a later answer may give the reason, the
+        outcome is open.
         """
         failed = next((each.failed or [each.name] for each in others if each.state is State.FAILED), None)
         if self._progress.last.canceled_at is not None:
@@ -213,12 +215,12 @@ class StageReader:
         else:
             return TaskOutcome()
         time = self._progress.last.ended_at or max([*(each.time for each in others), self._progress.started_at])
-        return self._pass_over(task, scope, State.NOT_RUN, why, time, inside=inside)
+        return self._report_not_run(task, scope, State.NOT_RUN, why, time, inside=inside)
 
-    def _pass_over(
-        self, task: Task, scope: Scope, state: State, reason: str, time: float, *, inside: StageNames | None = None
+    def _report_not_run(
+        self, task: Task, scope: DagNode, state: State, reason: str, time: float, *, inside: StageNames | None = None
     ) -> TaskOutcome:
-        """Report that a task and all stages inside it do not run, or those of the iteration that has these names."""
+        """Report that a task and all stages inside it do not run, or those of the iteration with these names."""
         component = self._pipeline.component_of(task)
         names = [(scope.names.of(task.name), task.name)]
         if component.dag is not None:
@@ -232,7 +234,7 @@ class StageReader:
 
     # Groups of tasks
 
-    def _group(self, task: Task, component: Component, scope: Scope) -> TaskOutcome:
+    def _group(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
         """Read a nested pipeline, a branch or a loop."""
         path, name = f"{scope.node}.{task.name}", scope.names.of(task.name)
         inside = scope.names if task.loop else scope.names.inside(task)
@@ -264,7 +266,7 @@ class StageReader:
         first = next((place.name for place in self._stages_in(component, scope.names.inside(task))), name)
         return TaskOutcome(listed(end.failed, reasons.MOST_NAMED) or first, state, end.is_canceled, time, end.failed)
 
-    def _iterations(self, task: Task, component: Component, scope: Scope) -> TaskOutcome:
+    def _iterations(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
         """Read the iterations of a loop; ``scope`` is the loop's own node."""
         driver = self._nodes.get(f"{scope.node}.iteration-driver")
         group = self._nodes.get(f"{scope.node}.iteration-iterations")
@@ -286,13 +288,13 @@ class StageReader:
         ends = [self._iteration(task, component, scope, index, item) for index, item in enumerate(items)]
         if scope.is_closed:
             missing = map(scope.names.inside_iteration, range(len(items), count))
-            ends += [self._never(task, scope, ends, inside=names_inside) for names_inside in missing]
+            ends += [self._report_never_started(task, scope, ends, inside=names_inside) for names_inside in missing]
         if len(ends) < count or any(end.state is None for end in ends):
             return TaskOutcome()
         failed = [name for end in ends for name in end.failed]
-        return together(ends, failed, time)
+        return group_outcome(ends, failed, time)
 
-    def _iteration(self, task: Task, component: Component, scope: Scope, index: int, item: Node) -> TaskOutcome:
+    def _iteration(self, task: Task, component: Component, scope: DagNode, index: int, item: Node) -> TaskOutcome:
         names, end = scope.names.inside_iteration(index), TaskOutcome()
         for whole in self._bodies(item.name, scope, names):
             path = f"{whole.node}.iteration-item"
@@ -302,25 +304,25 @@ class StageReader:
             elif bodies and bodies[-1].state not in (State.SKIPPED, State.NOT_RUN):
                 end = [self._dag(component, body) for body in bodies][-1]
             else:
-                end = self._never(task, whole, (), inside=names) if whole.is_closed else TaskOutcome()
+                end = self._report_never_started(task, whole, (), inside=names) if whole.is_closed else TaskOutcome()
         return end
 
-    def _stopped(self, task: Task, driver: Node | None, node: Node | None, scope: Scope) -> TaskOutcome | None:
-        """Report that a task, or an iteration, was not begun because of what KFP's driver has found before it."""
+    def _stopped(self, task: Task, driver: Node | None, node: Node | None, scope: DagNode) -> TaskOutcome | None:
+        """Report a task, or an iteration, that was not started because its driver failed or its condition is false."""
         if driver is not None and driver.state is State.FAILED:
             time = self._time(driver.end, driver.start)
             if self._progress.is_canceled(driver.end):
-                return self._pass_over(task, scope, State.NOT_RUN, CANCELED, time)
+                return self._report_not_run(task, scope, State.NOT_RUN, CANCELED, time)
             reason = clean(f"could not be prepared: {reason_of_driver(self._nodes, driver)}")
             result = StageResult(scope.names.of(task.name), task.name, State.FAILED, reason=reason)
             return self._finish(result, scope, time)
         if node is not None and node.state is State.SKIPPED:
-            return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
+            return self._report_not_run(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
         return None
 
     # Stages
 
-    def _stage(self, task: Task, component: Component, scope: Scope) -> TaskOutcome:
+    def _stage(self, task: Task, component: Component, scope: DagNode) -> TaskOutcome:
         name, path = scope.names.of(task.name), f"{scope.node}.{task.name}"
         driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
         if component.importer is not None or is_volume_task(component):
@@ -371,8 +373,8 @@ class StageReader:
         )
         return self._finish(result, scope, time)
 
-    def _report_attempts(self, task: Task, pods: Sequence[Node], scope: Scope, *, is_over: bool) -> None:
-        """Report the attempts that have begun, after those in earlier rounds."""
+    def _report_attempts(self, task: Task, pods: Sequence[Node], scope: DagNode, *, is_over: bool) -> None:
+        """Report the attempts that have started, after those of earlier rounds."""
         name, period = scope.names.of(task.name), self._progress.last
         is_over = is_over or period.state.is_over or period.canceled_at is not None
         pods = [pod for pod in pods if pod.state is not State.SKIPPED]
@@ -395,8 +397,8 @@ class StageReader:
             retried = StageRetried(name, number, clean(exit_of(pod)[1]), delay, time=end)
             self._report(name, retried, scope, number, Phase.RETRIED)
 
-    def _pod_of_kfp(self, task: Task, component: Component, node: Node | None, scope: Scope) -> TaskOutcome:
-        """Read a task that KFP does by itself: an import, or a volume claim that is made or deleted."""
+    def _pod_of_kfp(self, task: Task, component: Component, node: Node | None, scope: DagNode) -> TaskOutcome:
+        """Read a task that KFP runs itself: an import, or the creation or deletion of a volume claim."""
         if node is None:
             return TaskOutcome()
         name, is_import = scope.names.of(task.name), component.importer is not None
@@ -405,7 +407,7 @@ class StageReader:
         result = StageResult(name, task.name, State.SUCCEEDED, started_at=node.start)
         if node.state is State.FAILED:
             if self._progress.is_canceled(node.end):
-                return self._pass_over(task, scope, State.NOT_RUN, CANCELED, time)
+                return self._report_not_run(task, scope, State.NOT_RUN, CANCELED, time)
             reason = clean(exit_of(self._nodes.failed_attempt(node), is_import=is_import)[1])
             result = replace(result, state=State.FAILED, reason=reason)
             if is_import:
@@ -416,14 +418,14 @@ class StageReader:
             return TaskOutcome()
         return self._finish(result, scope, time)
 
-    def _pending(self, name: str, task: str, pods: Iterable[Node], scope: Scope) -> None:
-        """Report what the first of these pods that has not begun waits for."""
+    def _pending(self, name: str, task: str, pods: Iterable[Node], scope: DagNode) -> None:
+        """Report the reason why the first of these pods that has not started is waiting."""
         if pod := next((pod for pod in pods if pod.state is State.QUEUED and pod.pod), None):
             event = StagePending(name, task, pending_reason(pod), time=self._time(pod.start))
             self._report(name, event, scope, self._attempts[name], Phase.PENDING)
 
-    def _pending_group(self, component: Component, scope: Scope, driver: str) -> None:
-        """Report what KFP's driver of a group waits for, at the first stage of the group."""
+    def _pending_group(self, component: Component, scope: DagNode, driver: str) -> None:
+        """Report the reason why the driver of a group is waiting, at the first stage of the group."""
         stages = self._stages_in(component, scope.names)
         if first := next((place for place in stages if not place.looped), None):
             self._pending(first.name, first.task.name, self._nodes.attempts(driver)[-1:], scope)
@@ -436,29 +438,29 @@ class StageReader:
     def _stages_in(self, component: Component, names: StageNames) -> Iterable[ScopedTask]:
         return (place for place in walk(self._pipeline, component, names) if place.is_stage)
 
-    def _finish(self, result: StageResult, scope: Scope, time: float) -> TaskOutcome:
+    def _finish(self, result: StageResult, scope: DagNode, time: float) -> TaskOutcome:
         return _outcome(result, self._report(result.name, StageFinished(result, time=time), scope, _LAST, Phase.ENDED))
 
-    def _known_end(self, name: str, scope: Scope) -> TaskOutcome | None:
-        """Return the end of a stage that was told before, and that no answer takes back."""
-        step = self._told.get(name)
-        if step is None or step.at != Position(len(self._progress.periods) - 1, scope.rounds, _LAST, Phase.ENDED):
+    def _known_end(self, name: str, scope: DagNode) -> TaskOutcome | None:
+        """Return the outcome of a stage that was reported before: no later answer takes it back."""
+        item = self._known.get(name)
+        if item is None or item.at != Progression(len(self._progress.periods) - 1, scope.rounds, _LAST, Phase.ENDED):
             return None
-        assert isinstance(step.event, StageFinished)
-        self._steps.append(step)
+        assert isinstance(item.event, StageFinished)
+        self._events.append(item)
         if patch := self._known_patches.get(name):
             self.patches[name] = patch
-        self._clocks[name] = step.event.time
-        self._attempts[name] = max(self._attempts[name], step.event.result.attempts)
-        return _outcome(step.event.result, step.event.time)
+        self._clocks[name] = item.event.time
+        self._attempts[name] = max(self._attempts[name], item.event.result.attempts)
+        return _outcome(item.event.result, item.event.time)
 
-    def _report(self, name: str, event: Event, scope: Scope, attempt: int, phase: Phase) -> float:
-        """Report a step, and return its time."""
-        # Clocks of pods and of KFP differ: a step is not older than the one before it.
+    def _report(self, name: str, event: Event, scope: DagNode, attempt: int, phase: Phase) -> float:
+        """Report an event, and return its time."""
+        # Clocks of pods and of KFP differ: no event is older than the one before it.
         time = self._clocks[name] = max(event.time, self._clocks.get(name, event.time))
         event = replace(event, time=time) if time > event.time else event
-        at = Position(self._progress.period_at(time), scope.rounds, attempt, phase)
-        self._steps.append(Step(name, at, event))
+        at = Progression(self._progress.period_at(time), scope.rounds, attempt, phase)
+        self._events.append(OrderedEvent(name, at, event))
         return time
 
 

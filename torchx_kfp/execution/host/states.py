@@ -27,10 +27,10 @@ _ENDS = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 @dataclass(frozen=True)
 class Period:
-    """A period in which KFP worked on a run; each retry of the run begins another one.
+    """A period in which KFP worked on a run; each retry starts another one.
 
-    Times are in seconds since the epoch: ``canceled_at`` is None unless somebody has terminated the run, ``ended_at``
-    is None while the period goes on.
+    Times are in seconds since the epoch: ``canceled_at`` is None unless the run was terminated, ``ended_at`` is None
+    during the period.
     """
 
     state: State
@@ -41,7 +41,7 @@ class Period:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: its periods, of which the last one says what the run does now."""
+    """How far a run has come: its periods, the current one last."""
 
     run_id: str
     periods: tuple[Period, ...]
@@ -62,27 +62,26 @@ class Progress:
         return self.last.state.is_over
 
     def period_at(self, time: float) -> int:
-        """Return the index of the period to which a time of a node belongs.
+        """Return the index of the period that contains a time of a node.
 
-        A node's time is from another clock than the times of periods, so a retry counts from the middle of the time in
-        which the run was over.
+        Nodes and periods have different clocks, so a retry counts from the middle of the time between two periods.
         """
         ends = zip(self.periods, self.periods[1:], strict=False)
         return sum(time > ((before.ended_at or after.started_at) + after.started_at) / 2 for before, after in ends)
 
     def is_canceled(self, end: float | None) -> bool:
-        """Tell whether a node that failed at this time, if it is known, did so because the run was canceled."""
+        """Return whether a node that failed at this time (if known) did so because the run was canceled."""
         period = self.last if end is None else self.periods[self.period_at(end)]
         canceled = period.canceled_at
         return canceled is not None and (end is None or end >= canceled)
 
 
 def read_progress(run: Mapping[str, Any], now: float) -> Progress:
-    """Return how far a run is, from its JSON in v2beta1.
+    """Return how far a run has come, from its JSON (v2beta1).
 
     Args:
         run: the answer.
-        now: the time of the answer. A state that is not in the history yet has begun about then.
+        now: the time of the answer, about which a state that is not in the history yet began.
     """
     found = run.get("state_history")
     history = [
@@ -93,12 +92,12 @@ def read_progress(run: Mapping[str, Any], now: float) -> Progress:
     started = seconds(run.get("created_at")) or (history[0][1] if history else 0.0)
     latest, word = history[-1][1] if history else started, as_text(run.get("state"))
     if word and (not history or word != history[-1][0]):
-        # Right after a terminate, the history still ends with RUNNING: nothing before this has ended because of it.
+        # Right after a terminate, the history still ends with RUNNING. Whatever ended before now was not canceled.
         history.append((word, max(now, latest) if word == _CANCELING else latest))
     periods = [Period(State.RUNNING, started)]
     for word, when in history:
         last = periods[-1]
-        if last.ended_at is not None and word not in _ENDS:  # the run is tried again
+        if last.ended_at is not None and word not in _ENDS:  # the run is retried
             last = Period(State.RUNNING, when)
             periods.append(last)
         if word in (_CANCELING, "CANCELED") and last.canceled_at is None:
@@ -114,19 +113,19 @@ def read_progress(run: Mapping[str, Any], now: float) -> Progress:
 
 
 def run_state(run: Mapping[str, Any]) -> State:
-    """Return the state of a run, from its JSON in v2beta1; a run that KFP has not begun is queued."""
+    """Return the state of a run, from its JSON (v2beta1); a run that KFP has not started is queued."""
     state = _STATES.get(str(run.get("state") or ""), State.QUEUED)
     return read_progress(run, 0.0).last.state if state is State.FAILED else state
 
 
 def words_of(state: State) -> tuple[str, ...]:
-    """Return KFP's words for runs that may have a state. Canceled runs have ended as failed."""
+    """Return the states of KFP for runs that may have a state. For KFP, canceled runs have failed."""
     words = tuple(word for word, meaning in _STATES.items() if meaning is state)
     return (*words, "FAILED") if state is State.CANCELED else words
 
 
 def seconds(moment: object) -> float | None:
-    """Return a time of the API in seconds since the epoch; None for the epoch and the year 1, which mean none."""
+    """Return a time of the API in seconds since the epoch; None for the epoch and the year 1, which mean no time."""
     return _seconds(moment) if isinstance(moment, str) else None
 
 

@@ -1,7 +1,7 @@
-"""What tracked stages of submitted runs need to reach their tracker base, as the settings of the host say it.
+"""Give tracked stages of submitted runs access to their tracker base, according to the settings of the host.
 
-The address of a store and its credentials belong to the place where a stage runs: on this machine, stages have the
-user's own variables; on KFP, each gets these, unless its AppDef has them itself. Values of secrets are not in the run.
+The address and credentials of a store depend on where a stage runs: local stages have the user's variables; on KFP,
+each stage gets those of the settings, unless its AppDef sets them. Values of secrets are not part of the run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _EXAMPLE = "storage accesskey=AWS_ACCESS_KEY_ID secretkey=AWS_SECRET_ACCESS_KEY"
 
 @dataclass(frozen=True)
 class Storage:
-    """What the settings give to tracked stages; all of it is empty if they have none.
+    """The storage settings of tracked stages; empty if there are none.
 
     Attributes:
-        variables: values by the names of variables.
+        variables: the values of variables.
         secret: the name of the Kubernetes secret.
-        keys: of each variable from the secret, by its name, the key of the secret that has its value.
-        folder: a folder that pods have at the same path as this machine.
+        keys: the keys of the secret, by variable.
+        folder: a folder that is at the same path in pods and on this machine.
     """
 
     variables: Mapping[str, str]
@@ -46,7 +46,7 @@ def storage_of(settings: Settings) -> Storage:
     """Read the settings ``storage_variables``, ``storage_secret`` and ``storage_folder``.
 
     Raises:
-        HostSettingsError: a setting has another form.
+        HostSettingsError: a setting has a wrong form.
     """
     variables = _pairs(settings, "storage_variables", _words(settings.storage_variables), _EXAMPLE_OF_VARIABLES)
     name, *words = _words(settings.storage_secret) or [""]
@@ -54,21 +54,23 @@ def storage_of(settings: Settings) -> Storage:
     if ("=" in name or not keys) and settings.storage_secret:
         raise _wrong(settings, "storage_secret", _EXAMPLE)
     if unfit := next((named for named in keys.values() if not _NAME.fullmatch(named)), None):
-        raise HostSettingsError(f"{settings.source('storage_secret')} has {shown(unfit)}, which is no variable's name.")
+        raise HostSettingsError(
+            f"{settings.source('storage_secret')} has {shown(unfit)}, which is not the name of a variable."
+        )
     if settings.storage_folder and not settings.storage_folder.startswith("/"):
         raise _wrong(settings, "storage_folder", "/mnt/results")
     return Storage(variables, name, {named: key for key, named in keys.items()}, settings.storage_folder)
 
 
 def with_storage(pipeline: Pipeline, settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the documents of a pipeline, of which tracked stages have the variables of the settings.
+    """Return the documents of a pipeline with the variables of the settings in tracked stages.
 
     Args:
         pipeline: the pipeline.
-        settings: those of the host.
+        settings: the settings of the host.
 
     Raises:
-        HostSettingsError: a setting has another form.
+        HostSettingsError: a setting has a wrong form.
     """
     storage = storage_of(settings)
     if not storage:
@@ -93,7 +95,7 @@ def with_storage(pipeline: Pipeline, settings: Settings) -> tuple[Mapping[str, A
 
 
 def _own_variables(component: Component) -> set[str]:
-    """Return the variables that a stage has already."""
+    """Return the variables that a stage sets itself."""
     container = component.container
     from_secrets = component.platform.get("secretAsEnv") or ()
     return {
@@ -113,11 +115,11 @@ def _pairs(settings: Settings, setting: str, words: Sequence[str], example: str)
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
-    except ValueError:  # a quote without an end
+    except ValueError:  # an unclosed quote
         return [text]
 
 
 def _wrong(settings: Settings, setting: str, example: str) -> HostSettingsError:
     return HostSettingsError(
-        f"{settings.source(setting)} is {shown(getattr(settings, setting))}. Give it this form: {example}"
+        f"{settings.source(setting)} is {shown(getattr(settings, setting))}. Use this form: {example}"
     )

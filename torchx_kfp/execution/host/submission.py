@@ -1,4 +1,4 @@
-"""Submit runs to a KFP host from Python, after a check of what KFP would refuse or change, and attach to them."""
+"""Submit runs to a KFP host from Python, after a check for problems on KFP, and attach to runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchx_kfp.execution.runs.prepared_run import PreparedRun, prepare
 _S3 = ("s3", "s3a")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _WAY_OUT = (
-    "Give a tracker base that pods and this machine reach, such as s3://bucket/results, or mount a volume claim at "
+    "Give a tracker base that pods and this machine can reach, such as s3://bucket/results, or mount a volume claim at "
     "this path in each stage (kubernetes.mount_pvc)"
 )
 
@@ -55,25 +55,25 @@ def submit(
         arguments: values of the pipeline's parameters.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
             ``workspace`` gets its URL.
-        name: the run's name in KFP's UI; by default, that of the pipeline with the date.
-        experiment: the name of its experiment, which is created if it does not exist.
+        name: the run's name in KFP's UI. Default: the pipeline's name and the time.
+        experiment: the run's experiment; it is created if it does not exist.
         service_account: the Kubernetes service account of the stages.
         pipeline_root: where KFP stores the run's artifacts.
-        cache: False to run all stages, whatever the pipeline says.
-        fresh: stages, or nested pipelines, that run although KFP's cache has them. What reads them runs as well. KFP
-            does not cache what they make.
-        host: the host, from ``connect``, or its URL; by default, the one that is set up.
+        cache: False to run all stages, regardless of the pipeline's settings.
+        fresh: stages, or nested pipelines, that run even if KFP's cache has them. The stages that read them run as
+            well. KFP does not cache their outputs.
+        host: the host, from ``connect``, or its URL. Default: the configured one.
 
     Returns:
-        The run, which continues on the host; ``.wait()`` returns its result.
+        The run, which is in progress on the host; ``.wait()`` returns its result.
 
     Raises:
         PipelineFileError: the file is not a compiled pipeline.
         UnsupportedPipelineError: the pipeline would fail on KFP, or its pods cannot reach the tracker base.
         ArgumentError: the arguments do not fit the pipeline's parameters.
-        WorkspaceError: the folder of the workspace cannot travel; the message says why.
+        WorkspaceError: the workspace cannot be packed.
         TrackerError: the workspace cannot be stored.
-        HostError: there is no host, it does not answer, or it refuses the run.
+        HostError: there is no host, it does not answer, or it rejects the run.
     """
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     host = _host(host)
@@ -99,13 +99,13 @@ def start_run(
     Args:
         host: the host.
         prepared: the run.
-        submission: its other options.
-        say: gets sentences about code that is stored.
-        warn: gets a sentence if the run's code cannot be recorded.
+        submission: the other options of the run.
+        say: receives sentences about stored code.
+        warn: receives a sentence if the run's code cannot be recorded.
 
     Raises:
         TrackerError: the code cannot be stored.
-        HostError: the host does not answer or refuses the run.
+        HostError: the host does not answer or rejects the run.
     """
     prepared.upload(say)
     run_id = host.submit(prepared.pipeline, prepared.arguments, submission)
@@ -114,14 +114,14 @@ def start_run(
 
 
 def as_file(prepared: PreparedRun, settings: Settings, submission: Submission) -> str:
-    """Return the YAML of what ``start_run`` sends: the run's arguments are the defaults of its parameters.
+    """Return the pipeline that ``start_run`` submits as YAML, with the run's arguments as defaults of its parameters.
 
-    So whoever starts a run of it needs no arguments.
+    So runs of it need no arguments.
 
     Args:
-        prepared: the run, whose code is stored by ``upload``.
-        settings: those of the host.
-        submission: the other options of the run, of which a file has only ``cache``.
+        prepared: the run; ``upload`` stores its code.
+        settings: the settings of the host.
+        submission: the other options of the run, of which only ``cache`` applies to a file.
 
     Raises:
         HostSettingsError: a setting has a wrong form.
@@ -141,7 +141,7 @@ def as_file(prepared: PreparedRun, settings: Settings, submission: Submission) -
 
 
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=5)  # where the user has called submit
+    warnings.warn(sentence, stacklevel=5)  # at the user's call of submit
 
 
 def attach(run: str, host: Host | str | None = None) -> HostRun:
@@ -161,10 +161,10 @@ def attach(run: str, host: Host | str | None = None) -> HostRun:
 
 
 def connect(host: str | None = None, **settings: str | bool | None) -> Host:
-    """Return a KFP host. Nothing is asked yet.
+    """Return a KFP host; nothing is requested yet.
 
     Args:
-        host: its URL; by default, that of the environment or the settings file.
+        host: its URL. Default: that of the environment or the settings file.
         settings: other settings of the connection, such as ``namespace="team"``.
 
     Raises:
@@ -178,7 +178,7 @@ def _host(host: Host | str | None, **settings: str | bool | None) -> Host:
         return host
     found = read_settings({"host": host, **settings})
     for sentence in found.warnings:
-        warnings.warn(sentence, stacklevel=3)  # where the user has called a function of this module
+        warnings.warn(sentence, stacklevel=3)  # at the user's call of a function of this module
     return Host(Connection(found))
 
 
@@ -203,12 +203,12 @@ def check_submission(
     *,
     version: Version = NEWEST,
 ) -> list[Finding]:
-    """Return all findings about a run of the pipeline on KFP.
+    """Return all findings about a run on KFP.
 
     Args:
         pipeline: the pipeline.
         arguments: the values of all its parameters.
-        settings: those of the connection with which it is submitted.
+        settings: the settings of the host.
         environ: the environment of this process.
         version: the version of KFP on the host.
     """
@@ -227,7 +227,7 @@ def check_submission(
 
 
 def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
-    """Raise UnsupportedPipelineError if there are findings with which the run would surely fail."""
+    """Raise UnsupportedPipelineError if the run would surely fail."""
     failing = [finding for finding in findings if finding.kind in REFUSED_THERE]
     refuse(pipeline.name, failing, "nothing was submitted")
 
@@ -241,45 +241,45 @@ def _of_base(
         path = base[scheme.end() :] if scheme else re.sub(r"^(?:file|local):", "", base)
         lasts = _is_below(path, [storage.folder]) or _is_mounted(path, stage.component)
         if protocol_name == "memory" or not lasts:
-            yield Kind.FAILS, f"which is lost with the pod: no volume is there. {_WAY_OUT}"
+            yield Kind.FAILS, f"which is lost with the pod, because it is not on a volume. {_WAY_OUT}"
     elif protocol_name in _S3:
         yield from _of_endpoint(stage, environ, storage, store)
     elif is_of_this_machine(base):
         yield (
             Kind.FAILS,
-            f"which means the pod itself there, not this machine. Give the address that the server has in the cluster, "
-            f"such as {protocol_name}://service.namespace/...",
+            f"which is the pod itself on KFP, not this machine. Give the server's address in the cluster, such as "
+            f"{protocol_name}://service.namespace/...",
         )
 
 
 def _of_endpoint(
     stage: ScopedTask, environ: Mapping[str, str], storage: Storage, store: str
 ) -> Iterator[tuple[Kind, str]]:
-    """Yield what is wrong with the server of S3 that a stage uses; ``store`` is the address of KFP's own."""
+    """Yield problems with the S3 server of a stage; ``store`` is the address of KFP's own."""
     own = s3_endpoints({**storage.variables, **dict(stage.variables)}.items())
     for name, value in own.items():
         if is_of_this_machine(value):
             yield (
                 Kind.FAILS,
-                f"and its variable {name} is {shown(value)}, which means the pod itself there, not this machine. Give "
-                f"the address that the server has in the cluster, such as {store}",
+                f"and its variable {name} is {shown(value)}, which is the pod itself on KFP, not this machine. Give "
+                f"the server's address in the cluster, such as {store}",
             )
-    # A pod may get variables that the pipeline does not name.
+    # A pod may have variables that the pipeline does not name.
     if own or s3_endpoints(storage.keys.items()) or entries(stage.component.platform, VARIABLES):
         return
     for name, value in s3_endpoints(environ.items()).items():
         if is_of_this_machine(value):
             yield (
                 Kind.MAY_FAIL,
-                f"and {name}={value} here sends S3 to this machine; the stage has no such variable, and looks for the "
-                "bucket at AWS. Set the server's address in the cluster, such as "
+                f"and on this machine, {name}={value}; without such a variable, the stage looks for the bucket at AWS. "
+                "Set the server's address in the cluster, such as "
                 f"{variable('storage_variables')}={name}={store}",
             )
             return
 
 
 def _is_mounted(path: str, component: Component) -> bool:
-    """Tell whether a stage has a volume at a path or above it that lasts; for a distributed one, each replica."""
+    """Return whether a stage, or each of its replicas, has a volume claim at a path or above it."""
     mounts = [mount.get("mountPath", "") for mount in component.platform.get("pvcMount") or ()]
     if roles := component.decoded.replica_roles:
         return all(_is_below(path, [*mounts, *role.mounts]) for role in roles)

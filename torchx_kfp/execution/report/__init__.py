@@ -1,4 +1,4 @@
-"""A run as one page of HTML, which needs nothing but a browser.
+"""A run as one self-contained HTML page.
 
 ``model`` reads the record of a run. ``rows`` makes tables of it, whose figures ``figures`` draws; ``links`` has its
 artifacts, ``graph`` and ``timeline`` draw the run as a whole, and ``page`` fills the template.
@@ -13,16 +13,16 @@ from torchx_kfp.execution.runs.source import RunSource
 
 
 class ReadableRun(RunSource):
-    """A run that can be read by people, also while it is in progress."""
+    """A run with an HTML report, also while it is in progress."""
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write the run as one HTML page, as ``torchx-kfp report`` does, and return the page's path.
+        """Write the run as one HTML page, like ``torchx-kfp report``, and return the page's path.
 
         Args:
             path: the file. Default: ``report.html`` in the run's folder; of a run on KFP, ``<pipeline>-<run id>.html``.
 
         Raises:
-            ArgumentError: the file cannot be written, or the run has no event yet.
+            ArgumentError: the file cannot be written, or the run has not started.
         """
         from torchx_kfp.execution.report.model import read_for_page
         from torchx_kfp.execution.report.page import write_report  # loads what draws it

@@ -16,33 +16,33 @@ from torchx_kfp.tracking.recorder import Curve
 #: The size of a figure, and its margins: left, top, right, bottom.
 WIDTH, HEIGHT = 460.0, 250.0
 LEFT, TOP, RIGHT, BOTTOM = 58.0, 14.0, 14.0, 40.0
-#: How many points have a title and a link each; more of them become one path.
+#: The most points with titles and links; more points become one path.
 _MOST_TITLES = 200
-#: How many figures a table has for its results, and for the metrics of its rows, and over how many inputs each is.
+#: The most figures of a table for results and for metrics, and the most inputs over which each is drawn.
 _MOST_RESULTS, _MOST_METRICS, _MOST_INPUTS = 8, 12, 8
-#: How many curves of a figure have a color and a name.
+#: The most curves of a figure with colors and names.
 _MOST_COLORS = 8
-#: The most points of a curve, the most points of a figure, and the least to which a curve is thinned.
+#: The most points of a curve and of a figure, and the fewest to which a curve is thinned.
 _POINTS, _ALL_POINTS, _FEWEST = 200, 8000, 24
-#: The ratio of the largest number to the smallest from which an axis is logarithmic.
+#: The least ratio of the largest number to the smallest for a logarithmic axis.
 _LOG_FROM = 100.0
 _LARGEST = sys.float_info.max
-#: How many values that are not numbers have a label, and how long that is at most.
+#: The most labels of values that are not numbers, and their most characters.
 _MOST_LABELS, _LABEL = 12, 14
 _NO_ITEMS: Mapping[int, Any] = {}
 
 #: The position of each tick in pixels, and its label.
 Ticks = Sequence[tuple[float, str]]
 Points = Sequence[tuple[Any, float]]
-#: Rows with such values.
+#: Rows with their values on both axes.
 Placed = Sequence[tuple[Row, Any, float]]
 
 
 @dataclass(frozen=True)
 class Stroke:
-    """A line through points, or a single point. ``kind`` are classes of its style, ``name`` is for the legend.
+    """A line through points, or a single point. ``kind`` are CSS classes, ``name`` is for the legend.
 
-    A point is a value on the horizontal axis and one on the vertical axis; ``path`` has their places.
+    A point has a value on each axis; ``path`` has the pixels.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Stroke:
 
 @dataclass(frozen=True)
 class Figure:
-    """Strokes of one quantity over another. ``others`` have the same quantity over others."""
+    """Strokes of one quantity over another. ``others`` have the same quantity over other ones."""
 
     what: str
     over: str
@@ -68,13 +68,13 @@ class Figure:
 
 
 class Axis:
-    """A scale from values to pixels. If not all of the values are numbers, each has a step of the same length.
+    """A scale from values to pixels. Values that are not all numbers are evenly spaced.
 
     Args:
         values: the values, at least one.
-        start: the pixel near which the smallest number is.
-        end: the pixel near which the largest one is.
-        log: whether it may be logarithmic: it is if the numbers are positive and span a wide range.
+        start: the pixel near the smallest number.
+        end: the pixel near the largest number.
+        log: allow a logarithmic scale, for positive numbers over a wide range.
     """
 
     def __init__(self, values: Iterable[Any], start: float, end: float, log: bool = True) -> None:
@@ -87,7 +87,7 @@ class Axis:
         self.log = log and low > 1e-300 and high / low >= _LOG_FROM
         if self.log:
             low, high = math.log10(low), math.log10(high)
-        # Leave some room around the outermost points. Halve first: the difference of two large numbers may overflow.
+        # Leave room around the outermost points. Halve first: the difference of two large numbers may overflow.
         room = 0.0 if self.names else 2 * (high / 2 - low / 2) * 0.04 or abs(high) * 0.1 or 1.0
         self.low, self.high = max(low - room, -_LARGEST), min(high + room, _LARGEST)
         self.start, self.end = start, end
@@ -104,12 +104,12 @@ class Axis:
         return round(self.start + share * (self.end - self.start), 1)
 
     def ticks(self) -> Ticks:
-        """Return places at which the axis is labeled."""
+        """Return the labels of the axis and their pixels."""
         if self.names:
             every = math.ceil(len(self.names) / _MOST_LABELS)
             return [(self.place(name), shorten(name, _LABEL, keep="ends")) for name in self.names[::every]]
         if self.log:
-            # Larger powers of ten, in the room above the largest number, are not floats.
+            # Larger powers of ten, in the room above the largest number, overflow.
             powers = range(math.ceil(self.low - 1e-9), math.floor(min(self.high, 308.0) + 1e-9) + 1)
             every = math.ceil(len(powers) / 6)
             return [(self._pixel(power), f"{10.0**power:g}") for power in powers[::every]]
@@ -141,10 +141,10 @@ def draw_results(
 
     Args:
         rows: the rows, in the order of their numbers.
-        names: the results; those with fewer than two numbers, and those that repeat an input, are left out.
-        over: what the rows are.
-        better: for objectives of a search, which of two values is the better one: a line shows the best so far.
-        items: the items of a loop, by the numbers of its rows, as far as they are known.
+        names: the results; those with fewer than two numbers, and those that repeat an input, are omitted.
+        over: the name of a row: "iteration" or "trial".
+        better: a function for each objective of a search that returns the better value; a line shows the best so far.
+        items: the known items of a loop, by row number.
     """
     has_items = all(row.number in items for row in rows)
     figures = []
@@ -176,10 +176,7 @@ def draw_results(
 
 
 def draw_front(rows: Sequence[Row], signs: Mapping[str, int]) -> list[Figure]:
-    """Draw one of two objectives over the other, with the Pareto front.
-
-    ``signs`` has the factor that turns values of an objective into costs.
-    """
+    """Draw one of two objectives over the other, with the Pareto front. ``signs`` turn objectives into costs."""
     if len(signs) != 2:
         return []
     over, what = signs
@@ -196,7 +193,7 @@ def draw_front(rows: Sequence[Row], signs: Mapping[str, int]) -> list[Figure]:
 
 
 def _stairs(points: Points) -> Points:
-    """Return a line that goes to each point first horizontally and then vertically."""
+    """Return a line that reaches each point first horizontally, then vertically."""
     return [*(corner for at, to in pairwise(points) for corner in (at, (to[0], at[1]))), *points[-1:]]
 
 
@@ -206,12 +203,12 @@ def _measured(row: Row, name: str) -> float | None:
 
 
 def _repeats_an_input(found: Sequence[tuple[Row, float]]) -> bool:
-    """Return whether the stages recorded the values of one of their inputs, which is the axis of other plots."""
+    """Return whether the results are the values of an input, which is the axis of other plots."""
     return any(all(as_number(row.inputs.get(name)) == value for row, value in found) for name in found[0][0].inputs)
 
 
 def _swept(found: Sequence[tuple[Row, float]]) -> Iterator[tuple[str, Placed]]:
-    """Yield the inputs over which results are drawn, and the points: inputs are numbers, or texts that repeat."""
+    """Yield the inputs over which results are drawn, with the points: numbers, or texts that repeat."""
     for name in dict.fromkeys(name for row, _ in found for name in row.inputs):
         points = [(row, row.inputs[name], value) for row, value in found if name in row.inputs]
         values = {text(x) for _, x, _ in points}
@@ -221,10 +218,7 @@ def _swept(found: Sequence[tuple[Row, float]]) -> Iterator[tuple[str, Placed]]:
 
 
 def _over(what: str, over: str, found: Placed, note: str, line: Points = (), *, is_count: bool = False) -> Figure:
-    """Draw a line, and a point for each row, the best ones on top.
-
-    ``is_count`` is whether the rows are over their own numbers.
-    """
+    """Draw a line, and a point for each row, the best ones on top; ``is_count`` if rows are over their own numbers."""
     strokes = [Stroke("line", line)] if line else []
     for row, x, y in sorted(found, key=lambda it: it[0].is_best):
         where = "" if is_count else f", {over} {shorten(text(x), 40)}"
@@ -234,7 +228,7 @@ def _over(what: str, over: str, found: Placed, note: str, line: Points = (), *, 
 
 
 def _drawn(what: str, over: str, strokes: Sequence[Stroke], note: str, *, log: bool = False) -> Figure:
-    """Return the figure of these strokes; ``log`` is whether its horizontal axis may be logarithmic."""
+    """Return the figure of these strokes; ``log`` allows a logarithmic horizontal axis."""
     points = [(x, y) for stroke in strokes for x, y in stroke.points if math.isfinite(y)]
     x_axis = Axis((x for x, _ in points), LEFT, WIDTH - RIGHT, log=log)
     y_axis = Axis((y for _, y in points), HEIGHT - BOTTOM, TOP)
@@ -249,7 +243,7 @@ def _drawn(what: str, over: str, strokes: Sequence[Stroke], note: str, *, log: b
 
 
 def draw_curves(curves: Iterable[tuple[Row, str, Curve]], path: str) -> list[Figure]:
-    """Draw a figure for each metric of these rows, in the order in which the metrics were first logged."""
+    """Draw a figure for each metric of these rows, in the order of their first values."""
     metrics: dict[str, list[tuple[Row, Curve]]] = {}
     for row, name, curve in curves:
         if any(math.isfinite(point.value) for point in curve.points):
@@ -288,7 +282,7 @@ def _ends(curve: Curve) -> str:
 
 
 def draw_roc(metrics: Any) -> Figure | None:
-    """Draw KFP's ``confidenceMetrics`` as a curve; return None if the value is not one."""
+    """Draw KFP's ``confidenceMetrics`` as a curve; return None if the value is malformed."""
     try:
         points = sorted((float(it["falsePositiveRate"]), float(it["recall"])) for it in metrics)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
@@ -301,7 +295,7 @@ def draw_roc(metrics: Any) -> Figure | None:
 
 
 def thinned(points: Points, most: int) -> Points:
-    """Return at most about ``most`` points: the smallest and the largest of each part, so that no peak is lost."""
+    """Return about ``most`` points or fewer: the smallest and the largest of each part, so that peaks are kept."""
     if len(points) <= most:
         return points
     size = math.ceil(2 * len(points) / most)
@@ -313,7 +307,7 @@ def thinned(points: Points, most: int) -> Points:
 
 
 def _path(points: Points, x_axis: Axis, y_axis: Axis) -> str:
-    """Draw a line through the points, with gaps at values that are not finite. A single point becomes a dot."""
+    """Draw a line through the points, with gaps at infinite values and NaN. A single point becomes a dot."""
     runs: list[list[str]] = [[]]
     for x, y in points:
         if math.isfinite(y):

@@ -1,8 +1,7 @@
 """Draw the pipeline's graph: tasks with their states, inside the boxes of loops, conditions and nested pipelines.
 
-In a compiled pipeline, edges connect only tasks of the same scope. So each box that contains others is laid out first,
-and then placed as a box of that size in the scope around it. The boxes of a scope are in layers, so that every edge
-leads down; an edge goes past the boxes of the layers between its ends.
+In a compiled pipeline, edges connect only tasks of the same scope. So boxes are laid out from the inside out. The boxes
+of a scope are in layers, so that every edge leads down; edges pass beside the boxes of the layers between their ends.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _LETTER, _EDGES = 6.4, 28.0
 
 @dataclass
 class Box:
-    """A task, or the box around those of a scope; its ``kind`` is "task", or says what the scope is.
+    """A task, or the box around the tasks of a scope; ``kind`` is "task", or the kind of scope.
 
-    ``after`` are the keys of boxes of the same scope, and ``path`` is the name of the task's stages without indices.
-    Once laid out, ``x`` and ``y`` are its corner in the whole drawing.
+    ``after`` are the keys of upstream boxes in the same scope, and ``path`` is the name of the task's stages without
+    indices. After the layout, ``x`` and ``y`` are its corner in the whole drawing.
     """
 
     key: str
@@ -63,17 +62,17 @@ class Box:
 
     @property
     def label(self) -> str:
-        """The part of the title for which there is room."""
+        """The part of the title that fits."""
         return shorten(self.title, int((self.width - _EDGES) / _LETTER), keep="ends")
 
     def all_inside(self) -> Iterator[Box]:
-        """Yield the boxes inside, and the boxes in those."""
+        """Yield all boxes inside, recursively."""
         for box in self.inner:
             yield box
             yield from box.all_inside()
 
     def edges(self) -> Iterator[list[Box]]:
-        """Yield each edge between boxes of the same scope, here and inside: its ends, and the bends between them."""
+        """Yield each edge, in all scopes: its ends, and the bends between them."""
         for group in (self, *self.all_inside()):
             yield from group.routes
 
@@ -81,7 +80,7 @@ class Box:
 def line_through(route: Iterable[Box]) -> str:
     """Return the path of an edge, with room for the tip of an arrow.
 
-    It is vertical beside the boxes of a layer and crosses over between two layers, so that it meets no other box.
+    It is vertical beside the boxes of a layer and curved between two layers, so that it crosses no box.
     """
     at, *others = route
     path = f"M{at.center:.0f} {at.y + at.height:.0f}"
@@ -94,7 +93,7 @@ def line_through(route: Iterable[Box]) -> str:
 
 
 def draw_graph(record: RunRecord) -> Box | None:
-    """Draw the graph of the run's pipeline, and return the box around it; None if the pipeline is not known."""
+    """Draw the graph of the run's pipeline and return the box around it, or None if the pipeline is unknown."""
     if record.spec is None or record.spec.root.dag is None:
         return None
     root = Box("", kind="")
@@ -112,13 +111,13 @@ def draw_graph(record: RunRecord) -> Box | None:
 
 
 def lay_out(root: Box) -> None:
-    """Give every box its place, and each box that contains others its size. That of the root is 0, 0."""
+    """Compute positions of all boxes, relative to the root, and sizes of boxes around others."""
     _arrange(root)
     _move(root, 0.0, 0.0)
 
 
 def _arrange(group: Box) -> None:
-    """Place the boxes inside relative to the group, and give it its size."""
+    """Position the boxes inside relative to the group, and compute the group's size."""
     for box in group.inner:
         if box.inner:
             _arrange(box)
@@ -185,7 +184,7 @@ def _layers(boxes: list[Box]) -> tuple[list[list[Box]], list[list[Box]]]:
 
 
 def summary(stages: Iterable[StageState]) -> tuple[State | None, str]:
-    """Summarize a task's stages: their common state, and a duration or counts in a few words."""
+    """Summarize a task's stages: a common state, and a duration or counts in a few words."""
     stages = list(stages)
     if not stages:
         return None, "not reached"
@@ -215,12 +214,12 @@ def _describe(task: Task) -> tuple[str, str]:
 
 
 def _readable(condition: str) -> str:
-    """Return KFP's condition much as its author wrote it."""
+    """Return KFP's condition similar to its source."""
     condition = re.sub(rf"inputs\.parameter_values\['(?:{CHANNEL})?([^']*)'\]", r"\1", condition)
     return re.sub(r"\b(?:int|double|string)\(([^()]*)\)", r"\1", condition)
 
 
 def counts_of(states: Iterable[State]) -> Mapping[State, int]:
-    """Count the stages in each state, the worst state first."""
+    """Count the stages by state, the worst state first."""
     counts = Counter(states)
     return {state: counts[state] for state in State if state in counts}

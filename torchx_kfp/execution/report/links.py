@@ -1,7 +1,7 @@
-"""Links of the page, and artifacts: shown if KFP's UI shows them, and each with its metadata and a link.
+"""Links and artifacts of the page; artifacts have metadata, a link, and the visualizations of KFP's UI.
 
-The content of artifacts is not trusted. HTML and Markdown are shown in a frame that does not run scripts or make
-requests, and has a different origin than the page.
+The content of artifacts is not trusted. HTML and Markdown are in a frame of a different origin, without scripts and
+requests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.tracking.recorder import Artifact as StoredArtifact
 
-#: The largest artifact, in bytes, that the page shows; larger ones are linked.
+#: The most bytes of an artifact on the page; larger ones are only linked.
 MOST_BYTES = 1_000_000
-#: The largest number of classes for which a confusion matrix is drawn.
+#: The most classes of a drawn confusion matrix.
 _MOST_CLASSES = 60
 #: The policy of a frame. Its attribute ``sandbox`` also forbids scripts, forms, windows and the page's origin.
 _FRAME = (
@@ -38,13 +38,13 @@ _FRAME = (
 _STYLE = "<style>body { font: 15px/1.5 sans-serif } td, th { padding: 0 1em 0 0 } pre { background: #eee }</style>"
 
 
-#: What KFP's UI would call stored files that it could show, by their extensions.
+#: The types with which KFP's UI would show stored files, by extension.
 _KINDS = {".md": "Markdown", ".markdown": "Markdown", ".html": "HTML", ".htm": "HTML"}
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A confusion matrix: a row for each true class, a column for each predicted one.
+    """A confusion matrix with true classes as rows and predicted classes as columns.
 
     A cell has a text, a title, and its fraction of the row's sum.
     """
@@ -57,7 +57,7 @@ class Matrix:
 class ArtifactView:
     """An artifact on the page.
 
-    ``frame`` is the document in a frame, and ``note`` says which content is not shown, and why.
+    ``frame`` is the document in a frame; ``note`` says why content is not shown.
     """
 
     name: str
@@ -71,23 +71,23 @@ class ArtifactView:
 
 
 class Links:
-    """Anchors of stages, relative links from the report's folder, and the artifacts to which it links.
+    """Anchors of stages, links relative to the report's folder, and artifacts.
 
     Args:
         record: the run.
-        place: the report's folder; None if it is not a file, and cannot link any.
+        place: the report's folder; None for a report without links to files.
     """
 
     def __init__(self, record: RunRecord, place: Path | None) -> None:
         self._record, self._place = record, place
-        # Files elsewhere are linked but not shown: people share the page, and must not thereby share a private file
-        # just because a stage has named it as its artifact. A run on a host has no files here.
+        # Files elsewhere are linked but not shown: a shared page must not contain a private file just because a stage
+        # has named it as its artifact. A run on a host has no local files.
         self._runs = record.folder.parent.resolve() if record.folder is not None else None
         self._sections = {path: f"t{number}" for number, path in enumerate(record.tasks)}
         self.anchors = {stage.name: f"s{number}" for number, stage in enumerate(record.stages)}
 
     def section(self, path: str) -> str:
-        """Return the anchor of a task; empty if it has no stage."""
+        """Return the anchor of a task, or "" if it has no stage."""
         return self._sections.get(path, "")
 
     def stage(self, stage: StageState) -> Hyperlink:
@@ -102,12 +102,12 @@ class Links:
         return self.file(record.folder, str(record.folder))
 
     def log(self, stage: StageState) -> Hyperlink | None:
-        """Return a link to a stage's log. That of a run on a host is read into a file which does not last."""
+        """Return a link to a stage's log; None for a run on a host, whose log files are temporary."""
         path = stage.result.log_file
         return None if path is None or None in (self._runs, self._place) else self.file(path, path.name)
 
     def file(self, path: Path, label: str) -> Hyperlink:
-        """Return a link to a local file; it cannot be opened if the file does not exist."""
+        """Return a link to a local file, without a target if the file does not exist."""
         try:
             is_linked = self._place is not None and path.exists()
             href = quote(os.fsencode(os.path.relpath(path.absolute(), self._place))) if is_linked else ""
@@ -130,8 +130,8 @@ class Links:
     def recorded(self, found: Mapping[str, StoredArtifact]) -> Iterator[ArtifactView]:
         """Yield the artifacts that a stage has registered.
 
-        The place of a stored one is derived from the record and the base, so it cannot be another file of this machine.
-        Of one that is only registered, its place is text.
+        The path of a stored one is derived from the record and the base, so it cannot be another local file. The path
+        of one that is only registered is shown as text.
         """
         for artifact in found.values():
             if (stored := artifact.stored) is None:
@@ -144,7 +144,7 @@ class Links:
             yield _view(artifact.name, kind, link, metadata, partial(_stored_text, artifact, stored.size))
 
     def _link(self, name: str, artifact: Artifact) -> Hyperlink:
-        """Return a link to the artifact's place. Of URLs, only ``http`` and ``https`` can be opened."""
+        """Return a link to the artifact; only ``http`` and ``https`` URLs can be opened."""
         where = artifact.location or (artifact.path if artifact.is_here else artifact.uri)
         if "://" in where:
             try:
@@ -170,7 +170,7 @@ class Links:
 
 
 class _NotShownError(Exception):
-    """The content of an artifact is not shown; the message says why."""
+    """An artifact's content is not shown; the message says why."""
 
 
 def _verify_size(size: int) -> None:
@@ -185,7 +185,7 @@ def _stored_text(artifact: StoredArtifact, size: int) -> str:
 
 
 def _view(name: str, kind: str, link: Hyperlink, metadata: Mapping[str, Any], read: Callable[[], str]) -> ArtifactView:
-    """Return the view of an artifact, whose text ``read`` returns."""
+    """Return the view of an artifact; ``read`` returns its text."""
     frame = note = ""
     if kind in ("Markdown", "HTML"):
         try:
@@ -208,7 +208,7 @@ def _as_html(text: str) -> str:
 
 
 def read_matrix(given: Any) -> Matrix | None:
-    """Read KFP's ``confusionMatrix``; return None if the value is not one."""
+    """Read KFP's ``confusionMatrix``; return None if the value is malformed."""
     try:
         classes = [str(it["displayName"]) for it in given["annotationSpecs"]]
         rows = [[float(value) for value in it["row"]] for it in given["rows"]]

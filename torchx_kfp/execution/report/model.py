@@ -29,12 +29,12 @@ from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Artifact, Record, Recorder
 
-#: How many characters of a value are shown: usually, in a table's cell, and when the value is opened.
+#: The most characters of a value: usually, in a table's cell, and in an opened value.
 SHORT, CELL, LONG = 100, 40, 20_000
 
 
 def text(value: Any) -> str:
-    """Format a parameter or result: text unchanged, numbers at a legible length, the rest as JSON."""
+    """Format a parameter or result: text unchanged, numbers briefly, the rest as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or value is None:
@@ -50,7 +50,7 @@ def text(value: Any) -> str:
 
 
 def beginning(value: str, most: int) -> str:
-    """Shorten a text to one line: its first line if it has several, otherwise its two ends."""
+    """Shorten a text to one line: the first of several lines, or both ends of one."""
     first, *others = value.strip().splitlines() or [""]
     return shorten(f"{first[: most - 1]}…" if others else first, most, keep="ends")
 
@@ -72,23 +72,23 @@ _FIELD = re.compile(r"\[(?P<quote>[\"'])(?P<name>.*)(?P=quote)\]$")
 
 
 def read_for_page(source: RunSource) -> RunRecord:
-    """Return a run as its page shows it, as far as it has come, with the logs of stages that failed.
+    """Return the current record of a run for its page, with the logs of failed stages.
 
     Raises:
-        ArgumentError: the run has no event yet.
+        ArgumentError: the run has not started.
     """
     record = source.read()
     if record.run.first is None:
-        raise ArgumentError(f"The run {record.run_id} has not started yet: nothing has happened in it.")
+        raise ArgumentError(f"The run {record.run_id} has not started yet.")
     if record.folder is not None:
-        # Without the pipeline, only the stages that have begun are known.
+        # Without the pipeline, only stages that have started are known.
         record = read_run(record.folder.absolute(), None if record.spec is None else outline(record.spec))
     source.fetch({end.name for end in record.run.ends if end.state is State.FAILED})
     return dataclasses.replace(record, read_at=time.time())
 
 
 def inputs_of(record: RunRecord, stage: StageState) -> dict[str, Any]:
-    """Return the inputs of a stage under their names in the pipeline, as far as these are distinct."""
+    """Return the inputs of a stage by their names in the pipeline, where these are distinct."""
     place = record.places.get(stage.path)
     found: dict[str, Any] = {}
     for name, value in stage.result.inputs.items():
@@ -99,7 +99,7 @@ def inputs_of(record: RunRecord, stage: StageState) -> dict[str, Any]:
 
 
 def _name_in_pipeline(name: str, place: ScopedTask) -> str:
-    """Return the pipeline's name for an input of a stage; empty for parts of its command, and what another has."""
+    """Return the pipeline's name for an input of a stage, or "" if there is none, as for parts of its command."""
     inputs, source = place.task.inputs, place.task.inputs.get(name)
     is_tracked = place.component.decoded.tracker_base is not None
     if is_tracked and isinstance(source, Constant) and is_stage_input(name):
@@ -109,15 +109,15 @@ def _name_in_pipeline(name: str, place: ScopedTask) -> str:
         return shown.removesuffix("_run_id")
     if not derived or not re.fullmatch(f"({INNER})?{re.escape(derived)}{ADDED}", name):
         return name
-    # To pass a field of an item into a group inside the loop, KFP passes the whole item along.
+    # To pass a field of an item into a group inside the loop, KFP also passes the whole item.
     carried = {it.name for other, it in inputs.items() if other.startswith(INNER) and isinstance(it, FromInput)}
     return "" if isinstance(source, FromInput) and not source.selector and source.name in carried else shown
 
 
 def loop_items(record: RunRecord) -> dict[str, dict[int, Any]]:
-    """Return the items of loops that are not inside others: by the stages in the loop, and by index.
+    """Return the items of loops that are not nested, by stage and index.
 
-    An item is known if a stage was given it, and it is a number or text.
+    An item is known if it is a number or text and was an input of a stage.
     """
     by_loop: dict[str, dict[int, Any]] = {}
     loops: dict[str, str] = {}
@@ -134,7 +134,7 @@ def loop_items(record: RunRecord) -> dict[str, dict[int, Any]]:
 
 
 def _origin(source: Origin | None) -> tuple[str, str]:
-    """Return the name that `authoring` derives for this source, and the name to show."""
+    """Return the name that `authoring` derives from this source, and the name to show."""
     if isinstance(source, FromTask):
         name = f"{source.task}_{source.output}"
     elif isinstance(source, FromInput):
@@ -151,7 +151,7 @@ def _origin(source: Origin | None) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Hyperlink:
-    """A link; ``href`` is "" if the target does not exist or a browser cannot open it."""
+    """A link; ``href`` is "" if a browser cannot open the target, or it does not exist."""
 
     label: str
     href: str
@@ -163,9 +163,9 @@ class Hyperlink:
 class Row:
     """A stage, one iteration of a loop, or a trial of a search.
 
-    ``number`` is its place on an axis, ``label`` that in a table, and ``title`` names it elsewhere. ``inputs`` are
-    those that are not run ids of stages, which are in ``lineage``; ``outputs`` are those that do not repeat results.
-    A trial has no ``stage`` if it ran elsewhere.
+    ``number`` is its position on an axis, ``label`` its name in a table, and ``title`` its name elsewhere. ``inputs``
+    exclude ids of executions, which are in ``lineage``; ``outputs`` exclude results. A trial that ran elsewhere has no
+    ``stage``.
     """
 
     title: str
@@ -184,7 +184,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Tracked:
-    """The tracker's records, by tracker base and run id. ``problems`` are sentences about unreadable records."""
+    """The tracker's records by tracker base and execution id. ``problems`` are sentences about unreadable records."""
 
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -192,17 +192,17 @@ class Tracked:
     whole: Record = field(default_factory=Record)
 
     def record(self, stage: StageState) -> Record:
-        """Return the record of the stage; for a cached stage, of the run that has made its results."""
+        """Return the record of the stage; for a cached stage, that of the execution that made its results."""
         return self.records.get(_key(stage), Record())
 
     def artifacts(self, stage: StageState) -> Mapping[str, Artifact]:
-        """Return the artifacts that the stage has registered, except for those that it has declared to KFP."""
+        """Return the artifacts that the stage has registered, without those that it has declared to KFP."""
         found = self.record(stage).artifacts
         return {name: artifact for name, artifact in found.items() if identifier(name) not in stage.result.artifacts}
 
 
 def read_tracked(record: RunRecord) -> Tracked:
-    """Read the trackers of a run's stages. A store that is not read adds a sentence to ``problems``."""
+    """Read the trackers of a run's stages; each unreadable store adds a sentence to ``problems``."""
     records: dict[tuple[str, str], Record] = {}
     problems: list[str] = []
     whole = Record()

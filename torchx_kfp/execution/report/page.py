@@ -1,6 +1,6 @@
-"""Write the page: one file that contains its styles and its script and makes no requests.
+"""Write the page: one file with its styles and script, which makes no requests.
 
-It has a section for each task, with the iterations of a loop as one table.
+Each task has a section; the iterations of a loop share a table.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import describe_code
 
 _HERE = Path(__file__).parent
-#: Runs in these states need no retry.
+#: The states of runs that need no retry.
 _DONE = (State.RUNNING, State.SUCCEEDED)
-#: The options of ``local.run`` that the page has.
+#: The options of ``local.run`` on the page.
 _OPTIONS = ("docker", "parallelism", "directory", "kfp_workspace", "mounts", "timeout", "cache", "fail_fast")
-#: The longest part of a page's name that is made of the pipeline's.
+#: The most characters of the pipeline's name in the name of a page.
 _LONGEST = 150
-#: How many lines of a failed stage's log the page has, for how many stages, and how many for further ones.
+#: The last lines of a failed stage's log, the stages with so many, and the lines of further ones.
 LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4
 
 
@@ -49,7 +49,7 @@ def _failures(record: RunRecord) -> Iterator[tuple[StageState, list[str]]]:
 
 
 def write_report(record: RunRecord, path: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page, by default to its usual place, and return its path; an existing file is overwritten.
+    """Write the page, by default to its usual path, and return the path; an existing file is overwritten.
 
     Raises:
         ArgumentError: the file cannot be written.
@@ -60,7 +60,7 @@ def write_report(record: RunRecord, path: str | os.PathLike[str] | None = None) 
     try:
         if not path.parent.is_dir():
             raise ArgumentError(
-                f"There is no folder {str(path.parent)!r} for the report. Create it, or choose another place."
+                f"There is no folder {str(path.parent)!r} for the report. Create it, or choose another one."
             )
         if path.is_dir():
             raise ArgumentError(f"{str(path)!r} is a folder. Give a file for the report: -o {path / 'report.html'}.")
@@ -72,10 +72,10 @@ def write_report(record: RunRecord, path: str | os.PathLike[str] | None = None) 
 
 
 def page_of(record: RunRecord) -> Path:
-    """Return the usual place of a run's page.
+    """Return the usual path of a run's page.
 
     Raises:
-        ArgumentError: something else is there. Somebody else may have made the run's folder.
+        ArgumentError: the path is not a regular file. Somebody else may have created the run's folder.
     """
     name = f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     path = Path(name) if record.folder is None else record.folder.absolute() / "report.html"
@@ -87,21 +87,21 @@ def page_of(record: RunRecord) -> Path:
 
 
 def render(record: RunRecord, place: Path | None) -> str:
-    """Return the page as text; its links are relative to the folder ``place``. Without one, it links no files."""
+    """Return the page as text, with links relative to the folder ``place``, or without links to files."""
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return fill(_HERE / "page.html", script=script, **_content(record, place and place.resolve()))
 
 
 def fill(template: Path, *, script: str = "", forms: str = "'none'", **content: Any) -> str:
-    """Return a page as text: the browser runs only its script and makes no requests, even if something is not escaped.
+    """Return a page as text. Its policy allows only its script and no requests, even if something is not escaped.
 
     Args:
-        template: the template, which takes ``css``, ``script`` and ``policy`` besides the content.
+        template: the template, which also gets ``css``, ``script`` and ``policy``.
         script: the script.
-        forms: where forms may lead, as the policy names it.
+        forms: the targets of forms, in the syntax of the policy.
         content: values for the template.
     """
-    # Import it late: it is slow, and errors about the run do not need it.
+    # A late import: it is slow, and errors about the run do not need it.
     import jinja2
     from markupsafe import Markup
 
@@ -127,12 +127,12 @@ def fill(template: Path, *, script: str = "", forms: str = "'none'", **content: 
             f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         ),
     )
-    # It may be written to a terminal, and text that changes its direction misleads in a browser, too.
+    # Pages may be written to a terminal, and bidirectional text also misleads in a browser.
     return clean(page.replace("\r\n", "\n"))
 
 
 def style_sheet() -> str:
-    """Return ``page.css`` and the rules that give each state one of its colors."""
+    """Return ``page.css`` with a color for each state."""
     colors = "".join(f".{state.css} {{ --c: var(--{state.color}); }}\n" for state in State)
     return (_HERE / "page.css").read_text(encoding="utf-8") + colors
 

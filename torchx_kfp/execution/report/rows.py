@@ -1,4 +1,4 @@
-"""Rows with inputs and results: stages, iterations of loops and trials of searches, in the tables of the page."""
+"""The tables of the page: stages, iterations of loops and trials of searches, with inputs and results."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.recorder import Search, Trial
 
-#: How many columns of inputs and results a table has at most, and how many sources or readers of a stage are listed.
+#: The most columns of inputs and results in a table, and the most parents or readers that a stage lists.
 _MOST_COLUMNS, _MOST_LINKS = 24, 12
-#: The most objectives that are drawn over trials and parameters.
+#: The most objectives with figures over trials and parameters.
 _MOST_OBJECTIVES = 3
 
-#: Columns of a table: what a row has there, such as "results", and the name.
+#: Columns of a table: the attribute of a row, such as "results", and the name in it.
 Columns = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a task or a search, with the columns that are shown and the names of others.
+    """The rows of a task or a search, with the shown columns and the names of hidden ones.
 
     ``constant`` has the inputs that all iterations of a loop share.
     """
@@ -46,7 +46,7 @@ class Table:
 
 
 def task_tables(record: RunRecord, links: Links, tracked: Tracked, drawn: Iterable[str]) -> list[Table]:
-    """Return a table for each task, in the pipeline's order. The rows of these run ids are drawn elsewhere."""
+    """Return a table for each task, in the pipeline's order; figures omit executions that are ``drawn`` elsewhere."""
     lineage, items = _lineage(record, links), loop_items(record)
     drawn = set(drawn)
     tables = []
@@ -58,13 +58,13 @@ def task_tables(record: RunRecord, links: Links, tracked: Tracked, drawn: Iterab
 
 
 def curves_of(rows: Sequence[Row], title: str, tracked: Tracked) -> list[Figure]:
-    """Draw the metrics over steps of these rows."""
+    """Draw the metrics of these rows over steps."""
     histories = ((row, tracked.record(row.stage).steps) for row in rows if row.stage is not None)
     return draw_curves(((row, name, curve) for row, steps in histories for name, curve in steps.items()), title)
 
 
 def limited(columns: Columns) -> tuple[Columns, list[str]]:
-    """Return the columns for which there is room, and the names of the others."""
+    """Return the columns that fit, and the names of the others."""
     return columns[:_MOST_COLUMNS], [name for _, name in columns[_MOST_COLUMNS:]]
 
 
@@ -122,7 +122,7 @@ def _some(links: Sequence[Hyperlink]) -> list[Hyperlink]:
 
 
 def _lineage(record: RunRecord, links: Links) -> Mapping[str, Mapping[str, list[Hyperlink]]]:
-    """Return what each stage reads, by the inputs whose values are run ids of others, and what it is read by."""
+    """Return the stages that each stage reads, by input, and those that read it."""
     known = {stage.result.execution_id: stage for stage in reversed(record.stages) if stage.result.execution_id}
     found: dict[str, dict[str, list[Hyperlink]]] = {}
     for stage in record.stages:

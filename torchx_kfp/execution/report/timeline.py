@@ -1,4 +1,4 @@
-"""Draw the timeline: a row for each task, with the bars of its stages' attempts packed into lanes."""
+"""Draw the timeline: a row for each task, with the attempts of its stages as bars in lanes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: Where the timeline is labeled, in percent.
+#: The labeled positions of the timeline, in percent.
 _TICKS = (0, 25, 50, 75)
 
 
@@ -30,7 +30,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """A task. ``lanes`` is the largest number of its stages that ran at once."""
+    """A task. ``lanes`` is the largest number of stages at once."""
 
     path: str
     note: str
@@ -48,7 +48,7 @@ class Timeline:
 
 
 def draw_timeline(record: RunRecord) -> Timeline:
-    """Draw the run's timeline, without the time between its sessions."""
+    """Draw the run's timeline, without the gaps between its sessions."""
     clock = _Clock(record.sessions)
     rows = [_row(path, stages, clock, record.sessions[-1].end) for path, stages in record.tasks.items()]
     return Timeline(
@@ -59,7 +59,7 @@ def draw_timeline(record: RunRecord) -> Timeline:
 
 
 class _Clock:
-    """Maps times to places on the timeline, which has no gaps between sessions."""
+    """Maps times to the timeline, which omits gaps between sessions."""
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self._sessions = sessions
@@ -70,7 +70,7 @@ class _Clock:
         return 100 * passed / self.total
 
     def session_end(self, when: float) -> float:
-        """Return the end of the session that contains this time."""
+        """Return the end of the session at this time."""
         return next((it.end for it in self._sessions if it.start <= when <= it.end), when)
 
 

@@ -19,9 +19,9 @@ from torchx_kfp.execution.runs.journal import is_runner, is_running, read_pid
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
+#: Seconds that a runner gets after its stages' grace period, to kill the remaining processes.
 _BEYOND_GRACE = 30.0
-#: Seconds for which the end of a run on a host is waited for.
+#: Seconds to wait for the end of a run on a host.
 ON_HOST = 120.0
 
 
@@ -29,10 +29,10 @@ ON_HOST = 120.0
 @click.argument("run")
 @finds_runs()
 def cancel_command(run: str, lookup: Lookup) -> None:
-    """End RUN like Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
+    """End RUN like Ctrl-C: its stages get SIGTERM, and SIGKILL after their grace period.
 
-    The command waits until the run has ended, on a host for up to two minutes. If the runner on this machine was
-    killed, the command ends the stages that it left running.
+    The command waits until the run has ended, on a host for up to two minutes. If the local runner was killed, the
+    command ends its remaining stages.
     """
     source = lookup.find(run, changes="cancel", reads="none")
     record = source.read()
@@ -63,7 +63,7 @@ def cancel_command(run: str, lookup: Lookup) -> None:
                 f"{read_pid(source.folder)}."
             )
         again = this_command("watch", record.run_id, *host_words(lookup.flags))
-        print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
+        print_message(f"The host is still ending the run. To see its state: {again}")
         return
     state = record.run.state
     is_canceled = state in (State.CANCELED, State.INTERRUPTED)
@@ -82,7 +82,7 @@ def end_left_stages(folder: Path, record: RunRecord) -> None:
     kill_marked(mark)
     if record.options.get("docker"):
         remove_containers(record.run_id, mark)
-    print_message(f"The runner of {record.run_id} was killed before; processes that it left running are ended now.")
+    print_message(f"The runner of {record.run_id} was killed earlier; its remaining processes were ended now.")
 
 
 def _grace_of(record: RunRecord) -> float:
@@ -93,15 +93,15 @@ def _grace_of(record: RunRecord) -> float:
 
 
 def _terminate(folder: Path, record: RunRecord) -> bool:
-    """Send SIGTERM to the run's process and to no other; return False if it has ended meanwhile.
+    """Send SIGTERM to the run's process only; return False if it has ended meanwhile.
 
     Raises:
-        ArgumentError: there is no such process here, or it cannot be signaled.
+        ArgumentError: the process is not on this machine, or cannot be signaled.
     """
     pid = read_pid(folder)
     with contextlib.suppress(ProcessLookupError):
         if pid is not None:
-            # Check and signal the same process, even if its id is meanwhile given to another one.
+            # Check and signal the same process, even if its id is reused meanwhile.
             handle = os.pidfd_open(pid)
             try:
                 if is_runner(pid, folder):
@@ -113,6 +113,6 @@ def _terminate(folder: Path, record: RunRecord) -> bool:
         return False
     process = f"process {pid} is not its runner" if pid is not None else "its process is not recorded"
     raise ArgumentError(
-        f"The run {record.run_id} is running, but its process cannot be seen from here ({process}): it is on another "
-        "machine, in another container, or belongs to another user. Cancel it there."
+        f"The run {record.run_id} is running, but its process cannot be found ({process}): it is on another machine, "
+        "in another container, or another user's. Cancel it there."
     )

@@ -1,4 +1,4 @@
-"""``torchx-kfp compare``: the values of several runs side by side, which the page of runs shows, too."""
+"""``torchx-kfp compare``: values of several runs side by side, also for the page of runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, titled
 from torchx_kfp.tracking.recorder import Search
 
-#: The kinds of facts, in the order of their rows; those of a metric of steps follow one another.
+#: The kinds of facts, in the order of their rows; those of a metric are adjacent.
 _KINDS = {
     "parameter": 0,
     "code": 0,
@@ -39,7 +39,7 @@ _KINDS = {
 }
 #: The most characters of a value in a table, also in a pipe; JSON has all.
 _LONGEST = 60
-#: What is known of a run: the stage, the kind, the name, and the value.
+#: A fact about a run: stage, kind, name, and value.
 _Fact = tuple[str, str, str, Any]
 
 
@@ -51,17 +51,17 @@ _Fact = tuple[str, str, str, Any]
 def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, lookup: Lookup) -> None:
     """Compare runs: their parameters, results, metrics logged by step, and metadata.
 
-    Parameters are compared if the runs themselves are found, and not only their records. Cached stages count with the
-    results that they took from the cache.
+    Parameters are only compared if the runs themselves are found, not just their records. Cached stages have the
+    results from the cache.
 
     \b
     torchx-kfp compare digits-20260101-120000 latest --changed
     torchx-kfp compare 'latest/train[0]' 'latest/train[1]'
 
-    A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
+    Results of several executions of a stage, as in a loop, are shown as minimum, maximum and count. For two runs, the
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its last
-    value, its minimum and its maximum. A search is shown as its best objective, the parameters of its best trial, and
-    its number of trials. The code that travelled with a run (--workspace) is shown by its digest.
+    value, minimum and maximum, and a search as its best objective, the parameters of its best trial, and the number of
+    trials. The code of a run (--workspace) is shown as its digest. Long values are shortened; --json has all.
     """
     if len(runs) < 2:
         raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
@@ -80,12 +80,12 @@ def compare_command(runs: tuple[str, ...], changed: bool, as_json: bool, lookup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What several runs have recorded.
+    """The records of several runs.
 
     Attributes:
         located: the runs.
-        chosen: their run ids.
-        rows: the values, those of a stage together: what ``--json`` prints.
+        chosen: their executions.
+        rows: the values, grouped by stage: the output of ``--json``.
     """
 
     located: Sequence[Recorded]
@@ -94,12 +94,12 @@ class Comparison:
 
     @property
     def labels(self) -> list[str]:
-        """The ids of the runs, with the parts of them that are compared."""
+        """The ids of the runs, with their compared parts."""
         return [one.name for one in self.chosen]
 
     @property
     def columns(self) -> list[Column]:
-        """The columns of a table of the rows: a run has its name, with its id if another run has the same name."""
+        """The columns of the table: runs have their names, with ids if names are not unique."""
         names = [it.name or label for it, label in zip(self.located, self.labels, strict=True)]
         runs = [
             (name if names.count(name) == 1 else titled(name, label), label)
@@ -118,7 +118,7 @@ def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
 
     Args:
         located: the runs.
-        changed: whether to leave out what is the same in all of them.
+        changed: omit values that are the same in all of them.
 
     Raises:
         UsageError: a run is given twice.
@@ -128,7 +128,7 @@ def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
     labels = [one.name for one in chosen]
     if again := [label for label in labels if labels.count(label) > 1]:
         raise click.UsageError(f"The run {again[0]!r} is given twice. Name different runs.")
-    # Single executions are compared even if their stages have different names.
+    # Single executions are compared even if their stages differ.
     stages = [parts(key).get("stage") for one in chosen for key in one.keys]
     is_alone = all(len(one.keys) == 1 for one in chosen) and len({*stages}) > 1
     rows = _rows(labels, [_facts(it, one, is_alone) for it, one in zip(located, chosen, strict=True)])
@@ -136,10 +136,10 @@ def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
 
 
 def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]:
-    """Yield what is known of a run. ``is_alone``: it is a single execution, whose stage's name does not count."""
+    """Yield the facts about a run; for a single execution (``is_alone``), without the stage's name."""
     recorder, keys = located.recorder, chosen.keys
     for name, value in located.arguments.items():
-        # Code is compared by its digest, not by where it is.
+        # Code is compared by digest, not by URL.
         if name != TRACKER_BASE and not (isinstance(value, str) and workspace_digest(value)):
             yield "", "parameter", name, value
     if digest := _digest(located, chosen.name.partition("/")[0]):
@@ -148,7 +148,7 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
     yield from _searches({key: records[key].search for key in keys})
     for key in keys:
         stage, record = "" if is_alone else parts(key).get("stage", ""), records[key]
-        if record.search is None or not record.search.asked:  # facts about the search show what came of it
+        if record.search is None or not record.search.asked:  # an asking stage is represented by its search
             yield from ((stage, "result", name, value) for name, value in results.get(key, {}).items())
             yield from ((stage, "metadata", name, value) for name, value in record.metadata.items())
         for name, curve in record.steps.items():
@@ -159,7 +159,7 @@ def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]
 
 
 def _searches(stated: Mapping[str, Search | None]) -> Iterator[_Fact]:
-    """Yield the facts about the searches of a run. A search of several objectives has no best trial."""
+    """Yield the facts about the searches of a run; a search with several objectives has no best trial."""
     for search in Search.latest(stated).values():
         best = {name: search.best_in(name) for name in search.objectives}
         values: dict[str, Any] = {f"best {name}": it.results[name] for name, it in best.items() if it is not None}
@@ -174,7 +174,7 @@ def _searches(stated: Mapping[str, Search | None]) -> Iterator[_Fact]:
 
 
 def _rows(labels: Sequence[str], runs: Sequence[Iterator[_Fact]]) -> list[dict[str, Any]]:
-    """Return a row for each name in a stage, with the values of each run from all executions of the stage."""
+    """Return a row for each name in a stage, with the values of each run from all of the stage's executions."""
     found: dict[tuple[str, str, str], dict[str, list[Any]]] = {}
     for label, facts in zip(labels, runs, strict=True):
         for stage, kind, name, value in facts:
@@ -190,7 +190,7 @@ def _rows(labels: Sequence[str], runs: Sequence[Iterator[_Fact]]) -> list[dict[s
 
 
 def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Tell whether two runs have the same values: in any order, with NaN equal to NaN and True not equal to 1."""
+    """Return whether values are the same, in any order; NaN equals NaN, and True differs from 1."""
     pairs = zip(sorted(values, key=repr), sorted(others, key=repr), strict=False)
     return len(values) == len(others) and all(
         isinstance(value, bool) == isinstance(other, bool) and (value == other or (value != value and other != other))
@@ -205,7 +205,7 @@ def _name_of(row: Mapping[str, Any]) -> str:
 
 
 def _text_of(row: Mapping[str, Any], label: str) -> str:
-    """Return the values of a run in a row for people. A message names the run that a cached stage comes from."""
+    """Return the values of a run in a row for people. A message names the origin of a cached stage."""
     values = row["values"][label]
     return ("cached" if values else "") if row["kind"] == "cached" else show_values(values)
 
@@ -217,7 +217,7 @@ def show_values(values: Sequence[Any]) -> str:
     if len(values) == 1:
         return show_value(values[0], most=_LONGEST)
     if all(map(is_number, values)):
-        ordered = sorted(value for value in values if value == value)  # but NaN; an int may be too large for isnan
+        ordered = sorted(value for value in values if value == value)  # without NaN; an int may be too large for isnan
         nan = len(values) - len(ordered)
         ends = " ... ".join(map(show_value, dict.fromkeys((ordered[0], ordered[-1])))) if ordered else "nan"
         return f"{ends} ({len(values)}{f', {nan} nan' if nan and ordered else ''})"
@@ -245,7 +245,7 @@ def _difference_of(row: Mapping[str, Any]) -> str:
 
 
 def _digest(located: Recorded, run: str) -> str | None:
-    """Return the digest of a run's code: that of the parameter ``workspace``, or what it has recorded first."""
+    """Return the digest of a run's code: that of the parameter ``workspace``, or of the first recorded code."""
     given = located.arguments.get(WORKSPACE)
     digest = workspace_digest(given) if isinstance(given, str) else None
     code = () if digest else located.recorder.record(run, "code").code

@@ -17,22 +17,22 @@ from torchx_kfp.execution.pipeline.load import SUFFIXES
 
 @click.command("compile")
 @target_argument
-@click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
+@click.option("-o", "--output", metavar="FILE", default="-", help="The YAML file.  [default: stdout]")
 @input_options("URL", starts=False)
 @file_options
 def compile_command(target: Target, output: str, inputs: RunInputs, submission: Submission) -> None:
     """Write a pipeline as YAML, as `torchx-kfp submit` would send it.
 
-    `kfp run create`, `kfp recurring-run create` and KFP's UI start it without arguments: those that are given here are
-    the defaults of its parameters. Stages have the storage of the settings, and the code of --workspace is stored.
+    `kfp run create`, `kfp recurring-run create` and KFP's UI start it without arguments: the given ones become defaults
+    of its parameters. Stages get the storage settings, and the code of --workspace is stored.
 
     \b
     torchx-kfp compile pipeline.py -p lr=0.1 --tracker-base s3://bucket/results \\
         --workspace . -o pipeline.yaml
     kfp run create --experiment-name nightly --package-file pipeline.yaml
 
-    Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
-    pipeline, it says how close a run comes to Argo's limits. For an exit code, use `torchx-kfp check --strict`.
+    Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP. For a large pipeline, it
+    reports how close a run comes to Argo's limits. For an exit code, use `torchx-kfp check --strict`.
     """
     from torchx_kfp.execution.host.submission import as_file
     from torchx_kfp.execution.pipeline.values import missing_arguments
@@ -46,7 +46,7 @@ def compile_command(target: Target, output: str, inputs: RunInputs, submission: 
     prepared.upload(print_message)
     text = as_file(prepared, settings, submission)
     if missing := missing_arguments(prepared.pipeline, prepared.arguments):
-        print_message(f"Runs of it need values for {', '.join(missing)}. To give them here: -p NAME=VALUE.")
+        print_message(f"Its runs need values for {', '.join(missing)}. To set defaults: -p NAME=VALUE.")
     if output == "-":
         print_text(text)
         return

@@ -1,4 +1,4 @@
-"""``torchx-kfp dev-host``: a KFP host on this machine, for trying commands without a cluster."""
+"""``torchx-kfp dev-host``: a local KFP host for trying commands without a cluster."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _INSTALL = (
 def dev_host_command(port: int, directory: str) -> None:
     """Try commands without a cluster: a KFP host on this machine whose runs are local runs.
 
-    It is not KFP. It has that part of KFP's API that torchx-kfp, `torchx run -s kfp` and kfp.Client use for runs,
-    and experiments. There are no pods and no images: stages are processes that start in the current
-    directory. It has no pages and no recurring runs, and forgets its runs when it ends; their
-    folders stay. Only programs of this machine that have the token of its folder reach it.
+    It is not KFP, but has the part of KFP's API that torchx-kfp, `torchx run -s kfp` and kfp.Client use for runs and
+    experiments. There are no pods and images: stages are processes in the current directory. It has no UI and no
+    recurring runs, and forgets its runs at its end, except for their folders. It requires the token in its folder and
+    is only reachable from this machine.
 
     \b
     torchx-kfp dev-host
 
-    It prints the variables for other terminals. Ctrl-C ends it, and the runs in progress.
+    It prints the variables for other terminals. Ctrl-C ends it and its runs.
     """
     if not is_installed(_PACKAGE):
         raise MissingExtraError(f"The command torchx-kfp dev-host needs another package. Install it with: {_INSTALL}")

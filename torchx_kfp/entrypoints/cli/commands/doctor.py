@@ -1,4 +1,4 @@
-"""``torchx-kfp doctor``: check this machine, a KFP host and storage, and say what to do."""
+"""``torchx-kfp doctor``: check this machine, a KFP host and storage, with advice."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _COLORS = {"ok": "green", "warning": "yellow", "missing": "red", "skipped": "bri
 @host_options
 @click.pass_context
 def doctor_command(ctx: click.Context, tracker_base: str | None, as_json: bool, flags: Flags) -> None:
-    """Check this machine, a KFP host and a tracker base: what was looked at, what was found, and what to do.
+    """Check this machine, a KFP host and a tracker base, and print findings with advice.
 
     \b
     torchx-kfp doctor
     torchx-kfp doctor --host https://kfp.example.com --tracker-base s3://bucket/results
 
-    Nothing is started on the host: what only pods can prove, a small pipeline shows if it is submitted with --watch
-    (torchx-kfp init DIR writes one). The exit code is 1 if something needed is missing. Values of secrets are not
-    shown.
+    Nothing is started on the host. To test what only pods can prove, submit a small pipeline with --watch (torchx-kfp
+    init DIR creates one). The exit code is 1 if something required is missing. Values of secrets are not shown.
     """
     from torchx_kfp.entrypoints.doctor import check_up
 

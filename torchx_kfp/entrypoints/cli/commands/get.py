@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.argument("run", metavar="RUN[/STAGE[/NAME]]")
 @click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--list", "only_lists", is_flag=True, help="List the artifacts.")
-@click.option("--overwrite", is_flag=True, help="Replace what is in DIR under the artifact's name.")
+@click.option("--overwrite", is_flag=True, help="Replace a file in DIR with the artifact's name.")
 @json_option
 @finds_runs(recorded=True)
 def get_command(
@@ -51,17 +51,17 @@ def get_command(
 ) -> None:
     """Copy the artifact NAME of a stage into the folder DIR, by default the current one, and print its path.
 
-    Its SHA-256 is checked. What is there already with the same content stays. --list shows the artifacts of RUN, or of
-    one of its stages: their sizes, and where they are. Those without a size are registered, but not stored.
+    Its SHA-256 is checked. An existing file with the same content is kept. --list shows the artifacts of RUN, or of
+    one of its stages, with sizes and locations. Artifacts without a size are registered, but not stored.
 
-    Stages without a tracker base have the artifacts that they declare to KFP: they are copied from the run's folder on
-    this machine, or from KFP's object store. For minio://, set AWS_ENDPOINT_URL and the credentials.
+    Stages without a tracker base have the artifacts that they declare to KFP, in the run's folder on this machine or in
+    KFP's object store. For minio://, set AWS_ENDPOINT_URL and the credentials.
 
     \b
     torchx-kfp get latest --list
     torchx-kfp get latest/train/model models
 
-    The code that travelled with a run is an archive in the storage, which `torchx-kfp show RUN` names.
+    The code of a run (--workspace) is an archive in the storage, which `torchx-kfp show RUN` names.
     """
     only_lists = only_lists or as_json
     others: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def get_command(
 
 
 def _declared(record: RunRecord, part: str) -> list[dict[str, Any]]:
-    """Return rows about the artifacts of stages without a tracker base: all, or those that a part of the run means."""
+    """Return rows about the artifacts of stages without a tracker base: all, or those of a part of the run."""
     stages = untracked_stages(record, part)
     if part and not stages:
         raise no_stage(record, part)
@@ -101,7 +101,7 @@ def _declared(record: RunRecord, part: str) -> list[dict[str, Any]]:
 
 
 def _recorded(located: Recorded) -> tuple[str, list[dict[str, Any]]]:
-    """Return the full name of the run, and rows about the artifacts that its stages have registered."""
+    """Return the full name of the run, and rows about the registered artifacts of its stages."""
     name, found = _read(located)
     rows = [
         {
@@ -150,7 +150,7 @@ def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
     matches: list[tuple[str, Artifact]] = []
     exact: list[tuple[str, Artifact]] = []
     for run_id, artifact in found:
-        # A key that an application has chosen itself need not have a stage and an execution.
+        # A key chosen by an application may lack a stage and an execution.
         rest, shown_as = run_id.partition("/")[2], located.shown(run_id).partition("/")[2]
         recorded_as = rest.partition("/")[0]
         there["/".join(filter(None, [recorded_as if shown_as == rest else shown_as, artifact.name]))] = None
@@ -182,7 +182,7 @@ def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
 
 
 def _read(located: Recorded) -> tuple[str, list[tuple[str, Artifact]]]:
-    """Return the full name of the run, and its artifacts with the run ids that have registered them."""
+    """Return the full name of the run, and its artifacts with the executions that registered them."""
     chosen = located.choose()
     found = located.recorder.records(chosen.keys, "artifacts")
     return chosen.name, [(key, it) for key in chosen.keys for it in found[key].artifacts.values()]

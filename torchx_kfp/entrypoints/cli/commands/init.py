@@ -1,4 +1,4 @@
-"""``torchx-kfp init``: write a small project that runs at once."""
+"""``torchx-kfp init``: create a small project that runs out of the box."""
 
 from __future__ import annotations
 

@@ -25,16 +25,16 @@ _CHUNK = 1 << 16
 
 @click.command("logs")
 @click.argument("run", metavar="RUN[/STAGE]")
-@click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Print new output until the stage, or the run, ends.")
 @click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
-@click.option("--all", "raw", is_flag=True, help="Also the lines that KFP's launcher prints around a stage's own.")
+@click.option("--all", "raw", is_flag=True, help="Include the lines of KFP's launcher.")
 @finds_runs()
 def logs_command(run: str, follow: bool, attempt: int | None, raw: bool, lookup: Lookup) -> None:
     """Print the output of the stages of RUN, or of one of them.
 
-    STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), or the name of a task in a loop, for all its
-    iterations (train). In the output of several stages, each line begins with the name of its stage, and in that of a
-    distributed stage with the replica's role and index.
+    STAGE is the name of a stage in `torchx-kfp run` (train[2]), or the name of a task in a loop, for all iterations
+    (train). In the output of several stages, each line begins with the stage's name, and in that of a distributed
+    stage with the replica's role and index.
 
     \b
     torchx-kfp logs latest
@@ -63,7 +63,7 @@ def logs_command(run: str, follow: bool, attempt: int | None, raw: bool, lookup:
             break
     printer.finish()
     if printer.is_empty and not has_all:
-        sys.exit(1)  # the source has said why
+        sys.exit(1)  # the reason was printed
     if printer.is_empty and is_read():
         what = f"The stage {stage!r} has" if stage else "The stages have"
         print_message(f"{what} printed nothing{'' if choice.is_over(record) else ' yet'}.")
@@ -74,7 +74,7 @@ def logs_command(run: str, follow: bool, attempt: int | None, raw: bool, lookup:
 
 
 def _end_orderly() -> None:
-    """Let SIGTERM and the end of the terminal end the process like an error: the files of logs are removed."""
+    """Make SIGTERM and SIGHUP end the process like an error, so that log files are removed."""
 
     def end(number: int, frame: object) -> None:
         del frame
@@ -86,23 +86,23 @@ def _end_orderly() -> None:
 
 
 class _Choice:
-    """The logs that the user has chosen; while the run is in progress, there may be more of them."""
+    """The chosen logs; there may be more of them while the run is in progress."""
 
     def __init__(self, record: RunRecord, stage: str | None, attempt: int | None) -> None:
         self._stage = stage
         self._attempt = attempt
-        #: The index of the first attempt that is shown, by stage: later ones are shown, too.
+        #: The index of the first shown attempt, by stage; later ones are shown as well.
         self._first = {name: len(known.attempts) - 1 for name, known in record.run.by_name.items()}
 
     def stages(self, record: RunRecord) -> list[str]:
-        """Return the names of the chosen stages that are already known; of a run that is over, as tables order them."""
+        """Return the names of the chosen stages that are known; for a finished run, in table order."""
         chosen = {*(record.run.by_name if self._stage is None else stages_named(record, self._stage))}
-        # That order takes milliseconds for a thousand stages, and a run in progress is looked at ten times a second.
+        # Sorting takes milliseconds for a thousand stages, and a run in progress is read ten times a second.
         names = record.run.by_name if record.is_running else [stage.name for stage in record.run.stages]
         return [name for name in names if name in chosen]
 
     def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
-        """Yield the chosen stages and their logs; a cached stage has that of another run."""
+        """Yield the chosen stages and their logs; a cached stage has the log of another run."""
         for name in self.stages(record):
             attempts = record.run.attempts_at(name)
             for started in self._wanted(name, attempts):
@@ -113,7 +113,7 @@ class _Choice:
                 yield name, end.log_file
 
     def is_over(self, record: RunRecord) -> bool:
-        """Return whether no more output can come."""
+        """Return whether the output is complete."""
         chosen = self.stages(record)
         has_ended = self._stage is not None and chosen and all(self._has_ended(record, name) for name in chosen)
         return bool(has_ended) or not record.is_running
@@ -152,26 +152,26 @@ class _Choice:
     def _has_ended(self, record: RunRecord, name: str) -> bool:
         attempts = record.run.attempts_at(name)
         if self._attempt is not None and any(started.attempt > self._attempt for started in attempts):
-            return True  # another attempt has followed
+            return True  # another attempt followed
         return record.run.has_ended(name)
 
 
 class _Printer:
-    """Prints the output that has been added to logs since the last call."""
+    """Prints the new output of logs since the last call."""
 
     def __init__(self, prefixed: bool) -> None:
         self._prefixed = prefixed
         self._bytes = not prefixed and not sys.stdout.isatty()
         self._read: dict[Path, int] = {}
-        #: The pieces of the last line that is not complete: joined once, however long the line is.
+        #: The pieces of the incomplete last line, which are joined once.
         self._rests: dict[Path, tuple[str, list[bytes]]] = {}
 
     def show(self, name: str, path: Path) -> None:
-        """Print the new output in the log of this stage: as plain bytes for a single stage, unless to a terminal."""
+        """Print the new output of this stage; for a single stage and no terminal, as plain bytes."""
         try:
             file = open_log(path)
         except FileNotFoundError:
-            return  # the process is still being started
+            return  # the process is still starting
         except OSError as error:
             raise ArgumentError(f"The log {str(path)!r} cannot be read: {explain(error)}.") from None
         with file:
@@ -182,11 +182,11 @@ class _Printer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was no output at all."""
+        """Whether there was no output."""
         return not any(self._read.values())
 
     def finish(self) -> None:
-        """Print the last lines that are not complete."""
+        """Print incomplete last lines."""
         for name, pieces in self._rests.values():
             if rest := b"".join(pieces):
                 self._print_lines(name, [rest])

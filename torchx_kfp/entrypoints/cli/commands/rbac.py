@@ -36,8 +36,8 @@ _GROUP = "rbac.authorization.k8s.io"
 def rbac_command(engine: str, service_account: str, namespace: str) -> None:
     """Print the Role and the RoleBinding that stages with an engine need.
 
-    The pod of such a stage creates an object of the engine, follows it and deletes it. An administrator grants the
-    rights for that once in each namespace:
+    The pod of such a stage creates, follows and deletes an object of the engine. An administrator grants these rights
+    once per namespace:
 
     \b
     torchx-kfp rbac --engine jobset | kubectl apply -f -
@@ -60,8 +60,8 @@ def rbac_command(engine: str, service_account: str, namespace: str) -> None:
         return {**head, **content}
 
     role = f"torchx-kfp-{kind.NAME}"
-    # The launcher makes the object, finds that of an earlier attempt and becomes its owner, and deletes it. It creates
-    # the object's companions, lists the replicas, and reads their logs.
+    # The launcher creates the object, or adopts that of an earlier attempt, and deletes it. It creates the object's
+    # companions, lists the replicas, and reads their logs.
     allowed = [
         (kind.OBJECT[0].partition("/")[0], kind.OBJECT[2], ["create", "get", "patch", "delete"]),
         *((*companion, ["create"]) for companion in kind.COMPANIONS),

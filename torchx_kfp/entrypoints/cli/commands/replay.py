@@ -1,4 +1,4 @@
-"""``torchx-kfp replay``: run one stage of a run on this machine, with what it was given."""
+"""``torchx-kfp replay``: run one stage of a run on this machine, with its original inputs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from torchx_kfp.errors import ArgumentError
 
 @click.command("replay")
 @click.argument("run", metavar="RUN[/STAGE]")
-@click.option("--workspace", metavar="DIR", help="Run the code in this folder, in place of the run's.")
+@click.option("--workspace", metavar="DIR", help="Run the code in this folder instead of the run's.")
 @click.option("--docker", is_flag=True, help="Run it in its image, with Docker or Podman.")
-@click.option("--shell", is_flag=True, help="Open a shell with everything set up, in place of the application.")
+@click.option("--shell", is_flag=True, help="Open a shell with everything set up, instead of the application.")
 @click.option(
     "--tracker-base",
     metavar="DIR|URL",
     default="",
-    help="Where it records, and reads what other stages recorded.  [default: the run's]",
+    help="Where to record, and to read records of other stages.  [default: the run's]",
 )
 @click.option(
     "--env",
     metavar="NAME[=VALUE]",
     multiple=True,
-    help="Set a variable of the stage, by default to your own value. May be given several times.",
+    help="Set a variable of the stage, by default to your value. May be given several times.",
 )
 @click.option(
     "--unset", metavar="NAME", multiple=True, help="Remove a variable of the stage. May be given several times."
@@ -38,14 +38,14 @@ from torchx_kfp.errors import ArgumentError
 @container_options
 @finds_runs()
 def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: Any) -> None:
-    """Run one stage of RUN on this machine, with what it was given: arguments, variables, inputs, code, and the results
-    that it reads.
+    """Run one stage of RUN on this machine, with its original arguments, variables, inputs, code, and the results that
+    it reads.
 
-    STAGE is the name of a stage as `torchx-kfp watch` shows it: inner/train[2]. The default is the only one that has
-    failed. The stage may have succeeded, have failed, or be running; nothing of its run is changed.
+    STAGE is the name of a stage in `torchx-kfp watch`: inner/train[2]. The default is the only failed one. The stage
+    may also have succeeded, or be running; its run is not changed.
 
     It runs attached to the terminal, so breakpoint() works, and the exit code is the application's. It records under
-    its own run id, and its results are shown beside those of the original: loss 0.31 (was 0.29).
+    its own execution id, and its results are compared with the original ones: loss 0.31 (was 0.29).
 
     \b
     torchx-kfp replay latest
@@ -81,6 +81,6 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not name or (not equals and name not in os.environ):
-            raise ArgumentError(f"--env {word!r}: there is no such variable here. Give its value: --env NAME=VALUE.")
+            raise ArgumentError(f"--env {word!r}: the variable is not set. Give its value: --env NAME=VALUE.")
         found[name] = value if equals else os.environ[name]
     return found

@@ -21,16 +21,16 @@ from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, say_latest
 )
 @finds_runs()
 def report_command(run: str, output: str | None, lookup: Lookup) -> None:
-    """Write RUN as one HTML page that opens offline.
+    """Write RUN as one HTML page that works offline.
 
-    The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
-    loops, and all parameters, results, artifacts and lineage. You can also write it while the run is in progress.
+    The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the items of loops,
+    and all parameters, results, artifacts and lineage. It can also be written while the run is in progress.
     """
     from torchx_kfp.execution.report.model import read_for_page
     from torchx_kfp.execution.report.page import render, write_report
 
     source = lookup.find(run)
-    if output is not None:  # otherwise, the path has the run's id
+    if output is not None:  # otherwise, the path contains the run's id
         say_latest(run, source.run_id)
     read = read_for_page(source)
     if output == "-":

@@ -1,4 +1,4 @@
-"""``torchx-kfp results``: show the results that stages have recorded."""
+"""``torchx-kfp results``: show the recorded results of stages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _OWN = ("run", "stage", "execution")
     metavar="COMPARISON",
     multiple=True,
     callback=lambda _, __, texts: list(map(parse_comparison, texts)),
-    help="Show only runs for which this holds. May be given several times.",
+    help="Show only stages for which this holds. May be given several times.",
 )
 @json_option
 @csv_option
@@ -142,7 +142,7 @@ def _read(recorder: Recorder, chosen: Chosen, stages: Sequence[str]) -> list[Row
 
 
 def _all(recorder: Recorder) -> Chosen:
-    """Return all run ids under a tracker base, without those of replays."""
+    """Return all executions under a tracker base, without replays."""
     known = recorder.keys()
     if not known:
         raise nothing(recorder.tracker_base)
@@ -179,7 +179,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _select(rows: Sequence[Row], where: Sequence[Comparison], sorts: Sequence[str], chosen: Chosen) -> list[Row]:
-    """Return the rows for which all comparisons hold, in order: by the parts of run ids, and results."""
+    """Return the rows for which all comparisons hold, sorted; names are results and parts of execution ids."""
     runs = [chosen.run_of(row["execution_id"]) for row in rows]
     values = {}
     for row, run in zip(rows, runs, strict=True):
@@ -204,7 +204,7 @@ def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[s
     run = runs.pop() if len(runs) == 1 else None
     heading, labels = "execution", dict(zip(keys, keys, strict=True))
     if run:
-        # Stages have the names of all other tables, if the run itself is known.
+        # If the run itself is known, stages have their names in other tables.
         heading = "stage" if named.keys() >= {*keys} else "stage/execution"
         labels = {
             key: named.get(key, key.partition("/")[2]) + (" (cached)" if key in chosen.cached else "") for key in keys
@@ -220,6 +220,6 @@ def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[s
         return Column(result, cell, right=all(map(is_number, values)))
 
     names = _names(rows)
-    # A result may have the name of the first column.
+    # A result may be named like the first column.
     first = Column("" if heading in names else heading, lambda row: labels[row["execution_id"]])
     print_rows(rows, [first, *map(column, names)], as_json=as_json, above=f"Run {titled(name, run)}" if run else "")

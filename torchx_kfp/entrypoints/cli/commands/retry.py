@@ -1,4 +1,4 @@
-"""``torchx-kfp retry``: run again what failed in a run, on this machine or on a KFP host."""
+"""``torchx-kfp retry``: run the failed stages of a run again, on this machine or on a KFP host."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from torchx_kfp.execution.runs.vocabulary import State
 @finds_runs()
 @click.pass_context
 def retry_command(context: click.Context, run: str, watch: bool, view: ViewOptions, lookup: Lookup) -> None:
-    """Run again what failed in RUN, or was canceled.
+    """Run failed or canceled stages of RUN again.
 
-    On a KFP host, KFP starts the failed stages again in the same run, as "Retry" in its UI does; the pipeline, its
-    code and its arguments stay as they are.
+    On a KFP host, KFP retries the failed stages in the same run, like "Retry" in its UI, with the same pipeline, code
+    and arguments.
 
-    On this machine, the command that started RUN is executed again, in the same directory: a new run of the pipeline
-    and the code as they are now, with the same arguments and options. Finished stages come from the cache. The run is
-    shown until its end.
+    On this machine, the command that started RUN is executed again in the same directory: a new run of the current
+    pipeline and code, with the same arguments and options. Finished stages come from the cache. The run is shown until
+    its end.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
 
@@ -51,7 +51,7 @@ def retry_command(context: click.Context, run: str, watch: bool, view: ViewOptio
 
 
 def _run_again(context: click.Context, source: RunReader, view: ViewOptions) -> None:
-    """Execute the command that started a run of this machine, shown as this command asks, or else as that one did."""
+    """Execute the command that started a local run; view options of this command override its own."""
     from torchx_kfp.entrypoints.cli.commands.cancel import end_left_stages
     from torchx_kfp.entrypoints.cli.commands.run import run_command
     from torchx_kfp.entrypoints.cli.display.summary import words_to_go_on
@@ -67,7 +67,7 @@ def _run_again(context: click.Context, source: RunReader, view: ViewOptions) -> 
         end_left_stages(source.folder, record)
     if not view.quiet:
         print_message(f"In {command.directory}: {this_command(*words)}")
-        print_message("The pipeline and its code are as they are there now; finished stages come from the cache.")
+        print_message("The current pipeline and code are used; finished stages come from the cache.")
     os.chdir(command.directory)
     context.meta[WORDS] = tuple(words)
     with run_command.make_context(words[0], words[1:], parent=context.parent) as again:
@@ -85,12 +85,12 @@ def _recorded_command(record: RunRecord) -> CommandLine:
     command = record.command
     if command is None or command.words[:1] != ("run",):
         raise ArgumentError(
-            f"No command line started the run {record.run_id}, so it cannot be retried by one. Call its Python program "
-            "again: finished stages come from the cache."
+            f"The run {record.run_id} was not started by a command. Run its Python program again: finished stages come "
+            "from the cache."
         )
     if not os.path.isdir(command.directory):
         raise ArgumentError(
-            f"The run {record.run_id} was started in {shown(command.directory)}, which was removed. Go to "
-            f"the directory with its pipeline, and run: {this_command(*command.words)}"
+            f"The run {record.run_id} was started in {shown(command.directory)}, which no longer exists. In the "
+            f"directory of its pipeline, run: {this_command(*command.words)}"
         )
     return command

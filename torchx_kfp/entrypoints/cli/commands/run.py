@@ -36,18 +36,18 @@ from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
     "--name",
     metavar="NAME",
     callback=refuse_empty,
-    help="The beginning of the run's id, by which commands find it.  [default: the pipeline's name]",
+    help="The beginning of the run's id.  [default: the pipeline's name]",
 )
 @click.option(
     "--output-dir",
     metavar="DIR",
-    help=f"The directory in which the run gets a folder for its logs and outputs.  [default: {OUTPUT_DIR}]",
+    help=f"The directory for the run's folder, with logs and outputs.  [default: {OUTPUT_DIR}]",
 )
 @click.option(
     "--parallelism",
     metavar="N",
     type=click.IntRange(1),
-    help="The number of stages that may run at once.  [default: twice the number of CPUs, and at least 4]",
+    help="The most stages at once.  [default: twice the number of CPUs, at least 4]",
 )
 @click.option("--timeout", metavar="TIME", type=seconds, help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
@@ -55,20 +55,19 @@ from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
 @click.option(
     "--directory",
     metavar="DIR",
-    help="The directory in which stages run and find their scripts.  [default: the current one]",
+    help="The directory in which stages run and find scripts.  [default: the current one]",
 )
 @click.option(
     "--kfp-workspace",
     metavar="DIR",
-    help="The directory to use as KFP's workspace, which stages share.  [default: in the run's folder]",
+    help="The directory for KFP's workspace, which stages share.  [default: in the run's folder]",
 )
 @click.option("--docker", is_flag=True, help="Run stages in containers of their images, with Docker or Podman.")
 @click.option(
     "--env",
     metavar="NAME",
     multiple=True,
-    help="Let stages in containers have this variable of yours as the key of a secret or config map. May be given "
-    "several times.",
+    help="Allow this variable of yours as a key of a secret or config map in containers. May be given several times.",
 )
 @container_options
 @view_options
@@ -87,9 +86,9 @@ def run_command(
     component, whose arguments follow `--`: torchx-kfp run utils.echo -- --msg hello. Write the values of LIST and
     STRUCT parameters as JSON: -p 'points=[{"lr": 0.1}]'.
 
-    After a failure, run it again: finished stages come from the cache, and the others run.
+    After a failure, run it again: finished stages come from the cache.
 
-    In a terminal, a live view shows the stages while they run. Otherwise the lines that they print are shown.
+    In a terminal, a live view shows the stages while they run. Otherwise, their output is printed.
     """
     from torchx_kfp.entrypoints.cli.display.summary import summarize
     from torchx_kfp.entrypoints.cli.display.views import view_of
@@ -97,7 +96,7 @@ def run_command(
 
     folder = OUTPUT_DIR if output_dir is None else output_dir
     options |= given
-    # None means the default.
+    # None is the default.
     options["cache"] = False if options.pop("no_cache") else None
     options["fail_fast"] = options["fail_fast"] or None
 
@@ -105,7 +104,7 @@ def run_command(
         parameter = pipeline.root.inputs[TRACKER_BASE]
         if parameter.default is None:
             return usual_base()
-        # Containers get only folders that the user, not the pipeline, has named.
+        # Containers only get folders named by the user, not by the pipeline.
         return None if options["docker"] else parameter.default
 
     prepared = inputs.prepare(
@@ -141,8 +140,8 @@ def _absolute(base: str) -> str:
     """Return a tracker base, checked and absolute."""
     if base.startswith("memory:"):
         raise ArgumentError(
-            f"The tracker base {base!r} is in the memory of one process, and each stage is a process. Use another base."
+            f"The tracker base {base!r} is in the memory of one process, but each stage is a process. Use another base."
         )
-    # The runner checks whether results can be written there.
+    # The runner checks that it is writable.
     check_tracker_base(base)
     return absolute_base(base)

@@ -1,7 +1,4 @@
-"""``torchx-kfp runs``: list the runs on this machine and on a KFP host, as rows that other commands show, too.
-
-``results`` lists the runs of a tracker.
-"""
+"""``torchx-kfp runs``: list the runs on this machine and on a KFP host. ``results`` lists the runs of a tracker."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import RunFilter, RunSummary
 
-#: The keys of a run for programs, in their order, and a run of which nothing is known.
+#: The keys of a run for programs, in order, and an unknown run.
 _KEYS = "run name pipeline state started seconds done failed running cannot_start link folder"
 UNKNOWN: Mapping[str, Any] = dict.fromkeys(_KEYS.split())
-#: The length of the beginning of a host's run id that a terminal shows: two of its groups.
+#: The characters of a host's run id on a terminal: two groups.
 _BEGINNING = 13
 
 
@@ -36,7 +33,7 @@ _BEGINNING = 13
     metavar="N",
     type=click.IntRange(0),
     default=20,
-    help="The number of runs that are listed; 0 for all.  [default: 20]",
+    help="The most runs to list; 0 for all.  [default: 20]",
 )
 @click.option(
     "--state",
@@ -46,7 +43,9 @@ _BEGINNING = 13
     help="Only runs in this state. May be given several times.",
 )
 @click.option("--name", metavar="TEXT", callback=refuse_empty, help="Only runs with this text in their names.")
-@click.option("--newer-than", metavar="AGE", type=seconds, help="Only runs that began after this, such as 12h or 7d.")
+@click.option(
+    "--newer-than", metavar="AGE", type=seconds, help="Only runs that started less than this ago, such as 12h or 7d."
+)
 @json_option
 @finds_runs()
 def runs_command(
@@ -59,10 +58,10 @@ def runs_command(
 ) -> None:
     """List the runs on this machine and on the configured KFP host, the newest first.
 
-    With --host, only the runs on that host are listed, and with --output-dir, only those in that directory. The state
-    of a run is running, succeeded, failed, canceled, or interrupted (its process on this machine was killed). A run
-    that KFP has not begun is queued. A host that does not answer within some seconds is left out, with a message;
-    without runs on this machine, that is an error.
+    With --host, only the runs on that host are listed, and with --output-dir, only those in that directory. A run is
+    queued (KFP has not started it), running, succeeded, failed, canceled, or interrupted (its local process was
+    killed). A host that does not answer within some seconds is omitted with a message; without local runs, that is an
+    error.
 
     Experiments and archived runs of a host are in KFP's UI, and in `kfp run list`.
     """
@@ -104,7 +103,7 @@ def runs_command(
 
 
 def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) -> list[dict[str, Any]]:
-    """Return the runs on this machine that a filter selects; say what cannot be read, and that there are older ones.
+    """Return the local runs that a filter selects; report unreadable ones, and that there are older ones.
 
     Raises:
         ArgumentError: there is no such directory.
@@ -128,7 +127,7 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
 
 
 def run_as_json(record: RunRecord) -> dict[str, Any]:
-    """Return a run for programs: the keys are those of all runs, and what is not known of one is null."""
+    """Return a run for programs; unknown values are null."""
     counts = record.run.counts()
     return {
         **UNKNOWN,
@@ -148,7 +147,7 @@ def run_as_json(record: RunRecord) -> dict[str, Any]:
 
 
 def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
-    """Return a run in a host's list with the same keys."""
+    """Return a run of a host's list with the same keys."""
     end = run.finished if run.state.is_over and run.finished else now
     return {
         **UNKNOWN,
@@ -163,20 +162,20 @@ def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
 
 
 def _run(row: Mapping[str, Any]) -> str:
-    """Return a run's id; on a terminal, the beginning of a host's, which commands take: the name says more."""
+    """Return a run's id; on a terminal, only the beginning of a host's id, which commands accept."""
     run = str(row["run"])
     return run[:_BEGINNING] if UUID.fullmatch(run) and terminal_width() is not None else run
 
 
 def _done(row: Mapping[str, Any]) -> str | None:
-    """Return the numbers of stages that have succeeded, and that have failed."""
+    """Return the numbers of succeeded and failed stages."""
     if row["done"] is None:
         return None
     return f"{row['done']:,}" + (f", {row['failed']:,} failed" if row["failed"] else "")
 
 
 def _started(seconds: float) -> str:
-    """Return the local time at which a run began; a terminal has no room for seconds, or for the current year."""
+    """Return the local start time of a run; on a terminal, without seconds and the current year."""
     then = time.localtime(seconds)
     if terminal_width() is None:
         return time.strftime("%Y-%m-%d %H:%M:%S", then)

@@ -45,18 +45,15 @@ from torchx_kfp.tracking.store import is_key, pipeline_run, run_id_parts
 
 @click.command("show")
 @click.argument("run", metavar="RUN[/STAGE]")
-@click.option(
-    "--lineage", is_flag=True, help="Show the runs that RUN was made from, and those made from it, in all pipelines."
-)
+@click.option("--lineage", is_flag=True, help="Show the executions that RUN was made from, and those made from it.")
 @json_option
 @finds_runs(recorded=True)
 def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None:
     """Show RUN: its state, parameters and code, and its stages.
 
-    Of a stage, all records are shown: results, metrics, metadata, artifacts, the runs that it reads, its start, and the
-    code of its pipeline run. A cached stage is shown with the records that it took from the cache, and a stage
-    of a search with the search at that time. A stage without a tracker base is shown with its state, inputs, outputs
-    and artifacts.
+    For a stage, all records are shown: results, metrics, metadata, artifacts, parents, its start, and the code of its
+    run. A cached stage has its records from the cache, and a stage of a search the search at that time. A stage without
+    a tracker base has its state, inputs, outputs and artifacts.
 
     \b
     torchx-kfp show latest
@@ -64,9 +61,9 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     torchx-kfp show 'latest/train[2]'
     torchx-kfp show latest/evaluate --lineage
 
-    With --lineage, runs are shown with their results and artifacts: in brackets the artifacts that were used, or in
-    parentheses all artifacts of the run if the used ones are unknown. A tree shows the first 20 runs that are read
-    under one alias; JSON has all, and their starts and code.
+    With --lineage, executions are shown with results and artifacts: used artifacts in brackets, or all artifacts in
+    parentheses if the used ones are unknown. A tree shows the first 20 parents with one alias; JSON has all, with
+    their starts and code.
     """
     if not lineage and lookup.base is None:
         source, part = lookup.find_part(run)
@@ -96,7 +93,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
         )
     if others:
         raise UnknownRunError(
-            f"{located.word!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
+            f"{located.word!r} has {len(others) + 1:,} executions under {located.base!r}: "
             f"{listed(map(located.shown, chosen.keys))}. Name one."
         )
     whole_id = pipeline_run(execution_id)
@@ -121,7 +118,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
 
 
 def _show_declared(found: dict[str, Any], *, as_json: bool) -> None:
-    """Show what is known of a stage without a tracker base."""
+    """Show a stage without a tracker base."""
     if as_json:
         print_json(found)
         return
@@ -141,7 +138,7 @@ def _show_declared(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _code(codes: Iterable[Code]) -> Iterator[tuple[str, str, str]]:
-    """Yield what is shown of the code of a run, with the place of the archive below the tracker base."""
+    """Yield facts about the code of a run, with the path of the archive below the tracker base."""
     for code in codes:
         yield "code", "workspace", describe_code(code)
         yield "code", "archive", workspace_key(code.digest)
@@ -203,7 +200,7 @@ def _curve(found: dict[str, Any]) -> str:
 
 
 def _search(search: Search) -> Iterator[tuple[str, str]]:
-    """Describe a search as far as the stage knew it: its best trials, and what it asked for."""
+    """Describe a search at the time of the stage: its best trials, and the requested ones."""
     failed = sum(not search.is_complete(trial) for trial in search.trials)
     yield "trials", f"{len(search.trials):,}{f', of which {failed:,} failed' if failed else ''}"
     for trial in search.best_trials():
@@ -263,7 +260,7 @@ def _describe_run(record: RunRecord, lookup: Lookup, *, as_json: bool) -> None:
 
 
 def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
-    """Return the run's tracker base, if it has one, and what is recorded there about the run as a whole."""
+    """Return the run's tracker base, or "", and the record of the run as a whole."""
     base = ""
     try:
         base = lookup.base_of(record)
@@ -277,19 +274,18 @@ def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
 
 #: Results by run id.
 Results: TypeAlias = "Mapping[str, Mapping[str, Result]]"
-#: Links by the run above them in a tree, each with the run below.
+#: Links by the parent in a tree, each with its child.
 _Branches: TypeAlias = "dict[str, list[tuple[str, Link]]]"
 
-#: How many runs with one alias, how many levels, and how many artifacts of a run a tree shows.
+#: The most executions with one alias, levels, and artifacts of an execution in a tree.
 _WIDTH, _DEPTH, _ARTIFACTS = 20, 12, 3
 
 
 def show_lineage(located: Recorded, *, as_json: bool) -> None:
-    """Print the runs that a run, or a part of one, was made from, and those made from it.
+    """Print the executions that a run, or a part of one, was made from, and those made from it.
 
-    Runs are shown with their results and artifacts: in brackets the artifacts that were used, or in parentheses all
-    artifacts of the run if the used ones are unknown. A tree has the first runs that are read under one alias; JSON has
-    all, with their starts and code.
+    They are shown with results and artifacts: used artifacts in brackets, or all artifacts in parentheses if the used
+    ones are unknown. A tree has the first parents with one alias; JSON has all, with their starts and code.
     """
     recorder = located.recorder
     sources = {run_id: record.sources for run_id, record in recorder.records(None, "sources").items()}
@@ -304,7 +300,7 @@ def show_lineage(located: Recorded, *, as_json: bool) -> None:
             f"No lineage is recorded for {located.word!r}. "
             "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
-    # Other sources than runs have no results, and their names need not be keys.
+    # Sources that are not executions have no results, and their names may not be keys.
     results = recorder.get_many(sorted({*recorder.keys()} & {*runs_of(lineage)}))
     if as_json:
         print_json(_as_json(lineage, results, recorder))
@@ -343,18 +339,18 @@ def _used_as_json(artifact: Artifact) -> dict[str, Any]:
 
 
 def runs_of(lineage: Lineage) -> list[str]:
-    """Return all runs of the lineage, the farthest ancestor first."""
+    """Return all executions of the lineage, the farthest ancestor first."""
     return [*reversed(lineage.ancestors), *lineage.run_ids, *lineage.descendants]
 
 
 def _print_trees(lineage: Lineage, results: Results) -> None:
-    """Print what the requested runs were made from, and what was made from them."""
+    """Print the ancestors and descendants of the requested executions."""
     asked = set(lineage.run_ids)
     above: _Branches = {}
     below: _Branches = {}
     for link in lineage.links:
         above.setdefault(link.run_id, []).append((link.source, link))
-        # The first tree already has the links among the requested runs.
+        # The first tree has the links among the requested executions.
         if not asked.issuperset((link.source, link.run_id)):
             below.setdefault(link.source, []).append((link.run_id, link))
     used = {link.source for link in lineage.links}
@@ -374,7 +370,7 @@ def _print_trees(lineage: Lineage, results: Results) -> None:
 
 
 def _drawn(root: str, branches: _Branches, shown: set[str], results: Results) -> str:
-    """Draw the runs below a run, each once: ``shown`` has those in earlier trees, and gets those in this one."""
+    """Draw the tree below an execution, each execution once; ``shown`` has and gets those already drawn."""
     from rich.text import Text
     from rich.tree import Tree
 

@@ -53,17 +53,17 @@ def submit_command(
     """Run a pipeline on a KFP host, and print the id of the run.
 
     Takes a compiled pipeline (*.yaml), a Python file that defines one (NAME selects one of several), or a TorchX
-    component, whose arguments follow `--`. Nothing is submitted if the pipeline would fail on KFP (see `torchx-kfp
-    check`), or if its pods cannot reach the tracker base.
+    component, whose arguments follow `--`. A pipeline that would fail on KFP (see `torchx-kfp check`), or whose pods
+    cannot reach the tracker base, is not submitted.
 
     \b
     torchx-kfp submit pipeline.py --host https://kfp.example.com \\
         --tracker-base s3://bucket/results -p lr=0.1 --watch
 
-    After a failure, submit it again: finished stages come from KFP's cache, and the others run. `torchx-kfp retry RUN`
-    runs what failed again in the same run, unchanged.
+    After a failure, submit it again: finished stages come from KFP's cache. `torchx-kfp retry RUN` retries the failed
+    stages in the same run, unchanged.
 
-    The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
+    The host can also be configured in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.entrypoints.cli.display.summary import attach
     from torchx_kfp.execution.host.submission import start_run, version_of
@@ -79,7 +79,7 @@ def submit_command(
         try:
             stages = forecast_submission(prepared, cache=submission.cache)
         except TrackerError as error:
-            print_message(f"What earlier submissions recorded cannot be read: {error}")
+            print_message(f"The records of earlier submissions cannot be read: {error}")
         show_dry_run(prepared, stages, as_json=view.as_json)
         return
     run = start_run(host, prepared, submission, say=print_message, warn=print_message)
@@ -99,17 +99,17 @@ def prepare_submission(
     inputs: RunInputs,
     find_version: Callable[[], Version] | None = None,
 ) -> PreparedRun:
-    """Return a run of a host, and print what may go wrong.
+    """Prepare a run on a host, and print warnings.
 
     Args:
-        settings: those of the host.
+        settings: the settings of the host.
         target: the pipeline or component.
-        inputs: what the run starts with.
-        find_version: returns the version of KFP on the host. Without it, others start the run, of a file: it may lack
-            arguments, and nothing is refused.
+        inputs: the inputs of the run.
+        find_version: returns the version of KFP on the host. Without it, the run is written to a file: arguments may be
+            missing, and nothing is rejected.
 
     Raises:
-        UnsupportedPipelineError: something will surely go wrong.
+        UnsupportedPipelineError: the run would surely fail.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions
     from torchx_kfp.execution.host.submission import check_submission, refuse_submission
@@ -129,7 +129,7 @@ def prepare_submission(
     is_empty = not prepared.values.get(WORKSPACE) and WORKSPACE not in prepared.arguments
     if is_empty and WORKSPACE in prepared.pipeline.root.inputs:
         print_message(
-            f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. To send that in this folder, "
-            "add --workspace ."
+            f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. To send the code in this "
+            "folder, add --workspace ."
         )
     return prepared

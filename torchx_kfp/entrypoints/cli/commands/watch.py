@@ -15,7 +15,7 @@ from torchx_kfp.execution.runs.history import RunReader
 @view_options
 @finds_runs()
 def watch_command(run: str, view: ViewOptions, lookup: Lookup) -> None:
-    """Show RUN until it ends, and then the table of its stages.
+    """Show RUN until it ends, then the table of its stages.
 
     The exit code is that of the run: 0 if it succeeded. Ctrl-C ends the view, not the run.
     """

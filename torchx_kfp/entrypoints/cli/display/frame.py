@@ -1,7 +1,6 @@
 """Draw a run as lines that fit a terminal: a pure function, so that tests can draw any moment at any size.
 
-If there is no room for all stages, running and failed ones come first, then those that come next. The rest becomes a
-line of counts.
+If not all stages fit, running and failed ones come first, then the next ones. The rest becomes a line of counts.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from torchx_kfp.execution.runs.vocabulary import State, state_of_all
 
 #: Line breaks and tabs become spaces; joiners, whose width depends on the terminal, become a replacement character.
 _IN_A_LINE = {**dict.fromkeys(map(ord, "\n\t"), " "), **dict.fromkeys(map(ord, "\u200c\u200d"), REPLACEMENT)}
-#: How many failed iterations of a loop have a row.
+#: The most failed iterations of a loop with a row.
 _FAILED = 3
-#: The width of a bar, and the number of characters that are read of a line.
+#: The width of a bar, and the most characters of a line that are read.
 _BAR, _CUT = 12, 1000
 #: Narrower terminals have no bars.
 _NARROW = 70
-#: How many lines of a running stage's output are shown at most.
+#: The most lines of a running stage's output.
 LINES = 5
 #: Returns the last lines of a stage's output.
 Tails = Callable[[str], list[str]]
@@ -35,13 +34,13 @@ Tails = Callable[[str], list[str]]
 
 @dataclass(eq=False)
 class _Row:
-    """A line of the picture, before it is known whether there is room for it: a task, or an iteration of a loop."""
+    """A candidate line of the picture: a task, or an iteration of a loop."""
 
     name: str
     state: State
-    #: Returns the text next to the name; called only for rows that are shown.
+    #: Returns the text beside the name; only called for shown rows.
     detail: Callable[[], Text]
-    #: The rows of the smallest rank are shown first.
+    #: Rows with smaller ranks take precedence.
     rank: int
     time: str = ""
     is_iteration: bool = False
@@ -55,7 +54,7 @@ def frame(run: RunState, tails: Tails, width: int, height: int, now: float) -> l
 
     Args:
         run: the run.
-        tails: returns the last lines that a stage has printed.
+        tails: returns the last lines of a stage's output.
         width: the width in columns.
         height: the height in lines.
         now: the time in seconds since the epoch.
@@ -92,14 +91,14 @@ def frame(run: RunState, tails: Tails, width: int, height: int, now: float) -> l
 
 
 class OutputTails:
-    """Keeps the last lines that the stages have printed."""
+    """Keeps the last lines of the stages' output."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[str]] = {}
         self._unfinished: dict[str, str] = {}
 
     def on_line(self, stage: str, line: str) -> None:
-        """Receive a line of a stage's output. The first line may come before the event of the stage's start."""
+        """Receive a line of a stage's output. The first line may precede the event of the stage's start."""
         if line and not line.isspace():
             self._lines.setdefault(stage, deque(maxlen=LINES)).append(line)
 
@@ -114,7 +113,7 @@ class OutputTails:
         return lines[-LINES:]
 
     def forget(self, stage: str) -> None:
-        """Drop the lines of a stage that has ended."""
+        """Drop the lines of a finished stage."""
         self._lines.pop(stage, None)
         self._unfinished.pop(stage, None)
 
@@ -226,7 +225,7 @@ def _several(counts: Mapping[State, int], has_bar: bool) -> Text:
 
 
 def _output(line: str) -> Text:
-    """Return a line of a stage's output with its colors, but without anything that would move the cursor."""
+    """Return a line of a stage's output with its colors, but without cursor movements."""
     # rich breaks lines wherever Python's splitlines does.
     text = _cleaned(Text.from_ansi("".join(line[:_CUT].expandtabs(4).splitlines())))
     text.stylize_before("dim")
@@ -234,7 +233,7 @@ def _output(line: str) -> Text:
 
 
 def _cleaned(text: Text) -> Text:
-    """Return the text in one line; characters that a terminal would not simply show are replaced one by one."""
+    """Return the text in one line; unsafe characters are replaced one by one."""
     if not text.plain.isprintable():
         text = text.copy()
         # Each character is replaced by exactly one, so that styles keep their places.

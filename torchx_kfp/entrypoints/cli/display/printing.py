@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 _PROGRAM = "torchx-kfp"
-#: Where the context of a command has the words of the command line.
+#: The key of the command line's words in a command's context.
 WORDS = "torchx_kfp.words"
 
 
 def terminal_width() -> int | None:
-    """Return the columns of stdout's terminal; None if it is a file or a pipe, for which nothing is cut."""
+    """Return the width of stdout's terminal; None for a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def has_styles() -> bool:
-    """Return whether to write bold and dim text to stdout."""
+    """Return whether stdout gets bold and dim text."""
     return is_capable(sys.stdout) and wants_colors()
 
 
@@ -56,23 +56,23 @@ def wants_colors() -> bool:
 
 
 def styled(text: str, **style: Any) -> str:
-    """Return the text in a style if stdout accepts styles."""
+    """Return the text with a style if stdout has styles."""
     return click.style(text, **style) if has_styles() else text
 
 
 def print_json(value: Any) -> None:
-    """Print the value as JSON on stdout; numbers that JSON lacks become text such as ``"NaN"``."""
+    """Print the value as JSON on stdout; NaN and infinities become text such as ``"NaN"``."""
     try:
         text = json_text(value, indent=2)
     except RecursionError:
         raise CorruptResultError(
-            "A record is nested too deeply to be written as JSON: something else wrote it. Print a table."
+            "A record is nested too deeply for JSON: another program wrote it. Print a table instead."
         ) from None
     print_text(text)
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return the value as JSON for stdout: text as it is, as far as the encoding has it and it is safe to show."""
+    """Return the value as JSON for stdout; only characters that are unsafe or not in the encoding are escaped."""
     is_ascii = not is_utf8(sys.stdout)
     return escape_json(json.dumps(json_ready(value), indent=indent, ensure_ascii=is_ascii, allow_nan=False))
 
@@ -102,7 +102,7 @@ def print_bytes(data: bytes) -> None:
 
 
 def print_message(text: str, *, colours: bool = False) -> None:
-    """Print a message on stderr without control characters and passwords; ``colours`` keeps those of quoted logs."""
+    """Print a message on stderr without control characters and passwords; ``colours`` keeps colors of quoted logs."""
     click.echo(clean(without_passwords(text), colours=colours), err=True)
 
 
@@ -114,7 +114,7 @@ class MessageHandler(logging.Handler):
 
 
 def for_stderr(text: str) -> str:
-    """Return lines for stderr: their colors end with each line, or are removed if stderr does not accept colors."""
+    """Return lines for stderr: colors end with each line, or are removed if stderr has no colors."""
     if "\x1b" not in text:
         return text
     if not (is_capable(sys.stderr) and wants_colors()):
@@ -123,14 +123,14 @@ def for_stderr(text: str) -> str:
 
 
 def is_read() -> bool:
-    """Return whether the other end of stdout's pipe is open; a file always has a reader."""
+    """Return whether the reader of stdout's pipe is there; true for files."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return not poll.poll(0)
 
 
 def this_command(*words: str) -> str:
-    """Return a command line of this program for a shell, with its path if its name would not find it."""
+    """Return a command line of this program for a shell, with its path if it is not on PATH."""
     program = Path(sys.argv[0])
     found = shutil.which(_PROGRAM)
     if program.name == _PROGRAM and (found is None or not program.samefile(found)):
@@ -140,7 +140,7 @@ def this_command(*words: str) -> str:
 
 
 def this_call() -> tuple[str, ...]:
-    """Return the words of the command line that is being executed, after the program's name."""
+    """Return the arguments of the current command line."""
     words: tuple[str, ...] = click.get_current_context().meta[WORDS]
     return words
 
@@ -151,26 +151,26 @@ def show_results(results: Mapping[str, Any], *, most: int | None = None) -> str:
 
 
 def without_run(text: str, run: str | None) -> str:
-    """Remove the run's id from the text for a terminal, which shows the id above; pipes get the whole text."""
+    """Remove the run's id from the text for a terminal, which shows the id above; pipes get the full text."""
     return text.replace(f"{run}/", "…/") if run and sys.stdout.isatty() else text
 
 
 def show_stored(stored: StoredFiles | None) -> str:
-    """Format the size of what is stored of an artifact, and for a folder the number of its files."""
+    """Format the size of a stored artifact, and the number of files of a folder."""
     if stored is None:
         return ""
     return size_text(stored.size) + ("" if stored.count is None else f" in {counted(stored.count, 'file')}")
 
 
 def show_value(value: Any, *, most: int | None = None) -> str:
-    """Format a value briefly, in one line; of more than ``most`` characters, only both ends."""
+    """Format a value briefly, in one line; beyond ``most`` characters, only both ends are shown."""
     text = _in_a_line(value)
     return text if most is None else shorten(text, most, keep="ends")
 
 
 def _in_a_line(value: Any) -> str:
     if isinstance(value, float):
-        # Six significant digits read well; JSON and CSV have all digits.
+        # Six significant digits are legible; JSON and CSV have all digits.
         text = f"{value:.6g}"
         return text if set(text) & set(".en") else f"{text}.0"
     if isinstance(value, str):
@@ -189,7 +189,7 @@ def _csv_cell(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
     if isinstance(value, str):
-        # CSV has no escapes, so those of Python are used.
+        # CSV has no escapes, so Python's are used.
         return printable(value, keep="\n\t")
     if value is None:
         return ""
@@ -197,7 +197,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def json_ready(value: Any) -> Any:
-    """Return the value for JSON, with text in place of the numbers that JSON lacks."""
+    """Return the value for JSON, with text for NaN and infinities."""
     if isinstance(value, float) and not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if isinstance(value, Mapping):
@@ -207,21 +207,21 @@ def json_ready(value: Any) -> Any:
     return value
 
 
-#: The gap between two columns, and the width to which any column but the first may be folded.
+#: The gap between two columns, and the least width to which a column, except the first, is folded.
 _GAP, _LEAST = 3, 12
-#: The width if stdout is not a terminal, the widest cell there, and the least width, which a terminal may fold.
+#: The width and the widest cell if stdout is not a terminal, and the least width of a terminal.
 _WIDE, _WIDEST_CELL, _NARROW = 10_000, 100, 20
 #: The indent of lines below a row's first cell.
 _INDENT = 4
 
 
 class Column(NamedTuple):
-    """A column of a table whose rows are the objects that ``--json`` prints.
+    """A column of a table whose rows are the objects of ``--json``.
 
     Attributes:
         heading: its heading.
-        cell: returns what it shows of a row; by default, the value with the name of the heading.
-        right: whether it is aligned to the right.
+        cell: returns the cell of a row. Default: the value named like the heading.
+        right: align it to the right.
     """
 
     heading: str
@@ -242,17 +242,17 @@ def print_rows(
     above: str = "",
     dim: Callable[[Mapping[str, Any]], bool] = lambda row: False,
 ) -> None:
-    """Print rows as JSON, or as a table without the columns that are empty; print no table without rows.
+    """Print rows as JSON, or as a table without empty columns; without rows, no table is printed.
 
-    Nothing is cut: cells are folded, and the first one, which identifies the row, is never. If the columns do not fit
-    next to each other, each row is a paragraph.
+    Cells are folded, except for the first one, which identifies the row. If the columns do not fit, each row becomes a
+    paragraph.
 
     Args:
         rows: an object for each row.
-        columns: what a table shows.
-        as_json: whether to print the rows themselves.
+        columns: the columns of the table.
+        as_json: print the rows as JSON.
         above: a line before the table.
-        dim: tells whether a row is dimmed.
+        dim: returns whether a row is dimmed.
     """
     if as_json:
         print_json(rows)
@@ -264,7 +264,7 @@ def print_rows(
 
 
 def print_facts(facts: Iterable[tuple[str, str, str]], above: str) -> None:
-    """Print what is known of one thing as a table: of which kind each fact is, its name, and its value."""
+    """Print facts as a table: the kind, name and value of each."""
     names = ("what", "name", "value")
     print_rows([dict(zip(names, fact, strict=True)) for fact in facts], list(map(Column, names)), above=above)
 
@@ -303,12 +303,12 @@ def _fitted(columns: Sequence[Column], rows: Sequence[tuple[list[str], str]]) ->
 
 
 def rendered(what: RenderableType) -> str:
-    """Render an object with rich for the terminal's width, with styles if the terminal has them."""
+    """Render an object with rich for the terminal's width and styles."""
     from rich.console import Console
 
     styles = has_styles()
     console = Console(
-        # Nothing is written to it: its encoding decides whether lines are drawn in ASCII.
+        # Nothing is written to it; its encoding selects ASCII or Unicode lines.
         file=io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8"),
         force_terminal=styles,
         color_system="standard" if styles else None,

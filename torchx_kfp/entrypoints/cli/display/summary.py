@@ -1,4 +1,4 @@
-"""Show a run until its end, and summarize it: its stages and failures, the place of its logs, and how to go on."""
+"""Show a run until its end, and summarize it: stages, failures, logs, and ways to continue."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import ending_signals
 
-#: On a terminal, up to this many iterations that ended alike have a row each.
+#: On a terminal, more iterations with the same state than this share a row.
 _ROWS = 10
 #: On a terminal, a result has at most this many characters: long URLs would make a run higher than the terminal.
 _LONGEST = 40
 
 
 class _DetachedError(BaseException):
-    """A signal, whose number is the argument, has ended the view of a run, which goes on. Nothing else handles it."""
+    """A signal, whose number is the argument, has ended the view of a run that continues."""
 
 
 def attach(source: RunSource, words: Sequence[str], options: ViewOptions, command: CommandLine | None = None) -> None:
-    """Show a run that goes on elsewhere until its end, then its summary.
+    """Show a run of another process or a host until its end, then its summary.
 
     Args:
         source: the run.
-        words: the options with which commands find the run again.
-        options: how to show it.
-        command: the command line that has submitted the run, if it is this one.
+        words: the options with which commands find the run.
+        options: the view.
+        command: the current command line, if it submitted the run.
 
     Raises:
         StageFailedError: the run has failed.
         HostError: the host does not answer, or has lost the run.
-        Exit: Ctrl-C or another signal has ended the view; the code is 130, or 128 + its number.
+        Exit: Ctrl-C or another signal ended the view; the code is 128 + its number.
     """
     again = [
         f"To watch it again: {this_command('watch', source.run_id, *words)}",
@@ -72,13 +72,13 @@ def attach(source: RunSource, words: Sequence[str], options: ViewOptions, comman
         with ending_signals(detach):
             result = _follow(source, words, options, command)
     except _DetachedError as signaled:
-        for line in (f"The run {source.run_id} goes on.", *again):
+        for line in (f"The run {source.run_id} continues.", *again):
             print_message(line)
         raise click.exceptions.Exit(128 + signaled.args[0]) from None
     except (HostNotFoundError, HostSettingsError):
         raise
     except HostError as error:
-        raise type(error)("\n".join([f"{error}", f"The run {source.run_id} may go on.", *again])) from error
+        raise type(error)("\n".join([f"{error}", f"The run {source.run_id} may still be running.", *again])) from error
     if result.state is not State.SUCCEEDED:
         raise StageFailedError(f"The run {result.run_id} was {result.state}.")
 
@@ -88,7 +88,7 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions, comma
     try:
         stages = outline(last.load())
     except PipelineFileError:
-        stages = {}  # they become known as they begin
+        stages = {}  # they become known as they start
     view = view_of(RunState(stages), options)
 
     def follow() -> RunResult:
@@ -113,14 +113,14 @@ def summarize(
     words: Sequence[str] = (),
     command: CommandLine | None = None,
 ) -> RunResult:
-    """Show a run until its end, print a summary of its result, and return that.
+    """Show a run until its end, print a summary, and return its result.
 
     Args:
-        follow: runs the pipeline, or waits until it has ended.
-        view: shows the run; its state is summarized if a signal ends the run, and its options say how much is printed.
-        notes: returns sentences about the table, which are printed below it. Default: ``unread``.
-        words: the options with which commands find a run on a host again.
-        command: the command line that has started the run, if it is known.
+        follow: runs the pipeline, or waits for its end.
+        view: the view. If a signal ends the run, its state is summarized; its options limit the output.
+        notes: returns sentences to print below the table. Default: ``unread``.
+        words: the options with which commands find a run on a host.
+        command: the command line that started the run, if known.
 
     Raises:
         StageFailedError: the run failed.
@@ -162,7 +162,7 @@ def summarize(
         recorded = [stage for stage in result.stages if stage.results and stage.execution_id]
         bases = list(dict.fromkeys(str(stage.tracker_base) for stage in recorded))
         for base in bases:
-            # A run on this machine knows its tracker base, and the results that its cached stages took.
+            # A local run knows its tracker base, and the results of its cached stages.
             place_words = ["--tracker-base", base]
             if result.folder is not None and len(bases) == 1:
                 place_words = output_dir_words(result.folder)
@@ -185,18 +185,18 @@ def _ways_on_host(result: RunResult, arguments: Mapping[str, Any], words: Sequen
     lines = [*logs, *_replay(result, "here", words)]
     forgotten = _forgotten_code(result, arguments, "submitted") if failed else []
     retry = this_command("retry", result.run_id, *words)
-    return [*lines, *forgotten, f"To run what failed again, in the same run and unchanged: {retry}"]
+    return [*lines, *forgotten, f"To retry the failed stages unchanged, in the same run: {retry}"]
 
 
 def _replay(result: RunResult, where: str, words: Sequence[str]) -> list[str]:
-    """Return the sentence that says how to run the first failed stage alone, if one has begun."""
+    """Return the sentence with the command that runs the first failed stage alone, if one has started."""
     failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
     replays = (this_command("replay", f"{result.run_id}/{name}", *words) for name in failed[:1])
     return [f"To run the stage {where}: {replay}" for replay in replays]
 
 
 def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) -> list[str]:
-    """Return a sentence if stages lacked a Python module, and the pipeline's ``workspace`` was left empty."""
+    """Return a sentence if a Python module was missing and the pipeline's ``workspace`` is empty."""
     failed = [stage for stage in result.stages if stage.state is State.FAILED]
     lacks_code = any("No module named" in line for stage in failed for line in stage.last_lines())
     if not lacks_code or arguments.get(WORKSPACE_PARAMETER) != "":
@@ -206,22 +206,22 @@ def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) 
 
 
 def _ways_to_go_on(command: CommandLine | None, result: RunResult, cache: str) -> list[str]:
-    """Return the sentence that running the pipeline again continues."""
+    """Return the sentence with the command that continues after the finished stages."""
     if command is None:
         again = "Submit" if result.folder is None else "Run"
-        return [f"{again} it again to go on: finished stages come from {cache}."]
+        return [f"{again} it again to continue: finished stages come from {cache}."]
     again = this_command(*words_to_go_on(command, result))
     if os.path.realpath(command.directory) != os.getcwd():
         again = f"cd {shlex.quote(command.directory)} && {again}"
     if "--no-cache" in command.words:
-        return [f"To run it again, all of its stages (--no-cache): {again}"]
-    return [f"To go on, with finished stages from {cache}: {again}"]
+        return [f"To run all stages again (--no-cache): {again}"]
+    return [f"To continue, with finished stages from {cache}: {again}"]
 
 
 def words_to_go_on(command: CommandLine, result: RunResult) -> list[str]:
-    """Return the words of the command that goes on with a run: without ``--fresh`` for what has run afresh.
+    """Return the arguments of the command that continues a run: locally without ``--fresh`` for finished stages.
 
-    KFP does not cache what has run afresh there.
+    KFP does not cache stages that ran with ``--fresh``.
     """
     words = [*command.words]
     places = [place for place, word in enumerate(words) if word == "--fresh" or word.startswith("--fresh=")]
@@ -235,7 +235,7 @@ def words_to_go_on(command: CommandLine, result: RunResult) -> list[str]:
 
 
 def unread(result: RunResult) -> list[str]:
-    """Return sentences about the stages whose results could not be read."""
+    """Return sentences about stages whose results could not be read."""
     stages = [stage for stage in result.stages if stage.execution_id and stage.tracker_base and stage.results is None]
     found = []
     for base in dict.fromkeys(str(stage.tracker_base) for stage in stages):
@@ -245,10 +245,7 @@ def unread(result: RunResult) -> list[str]:
 
 
 def print_stages(stages: Sequence[StageResult]) -> None:
-    """Print a table of the stages on stdout; on a terminal, many iterations that ended alike share a row.
-
-    Attempts have a column if there were retries.
-    """
+    """Print a table of the stages on stdout; on a terminal, many iterations with the same state share a row."""
     has_retries = any(stage.starts > 1 for stage in stages)
     alike = Counter((without_indices(stage.name), stage.state) for stage in stages)
     groups: dict[object, list[StageResult]] = {}
@@ -260,13 +257,13 @@ def print_stages(stages: Sequence[StageResult]) -> None:
         first, ran = group[0], [stage for stage in group if stage.attempts]
         results = show_results(first.measures, most=_LONGEST if sys.stdout.isatty() else None)
         if not results and first.reason and not first.attempts:
-            # The column before it has the first part of "was skipped: its condition is false".
+            # The state column has the first part of "was skipped: its condition is false".
             results = f"({re.sub('^was [a-z ]+: ', '', first.reason)})"
         row = {
             "stage": first.name,
             "state": str(first.state),
             "attempts": _range([stage.starts for stage in ran], ",") if has_retries else "",
-            # Nobody saw the end of a stage that was interrupted.
+            # The end of an interrupted stage is unknown.
             "seconds": _range([it.duration for it in ran if it.duration or it.state is not State.INTERRUPTED], ".1f"),
             "results": results,
         }

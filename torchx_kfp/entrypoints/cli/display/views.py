@@ -1,4 +1,4 @@
-"""Show a run in progress as a picture in the terminal that is redrawn, as lines, as JSON, or not at all."""
+"""Show a run in progress: live in the terminal, as lines, as JSON, or not at all."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.watch import Terminal, Watch, messages
 
-#: Pictures per second, and the share of a core that they may take: a loop may have 10,000 stages.
+#: Frames per second, and their share of a core: a loop may have 10,000 stages.
 _RATE, _SHARE = 4, 0.05
 
 
 def view_of(run: RunState, options: ViewOptions) -> View:
-    """Return the view that these options, and the terminal, ask for.
+    """Return the view for these options and the terminal.
 
     Args:
         run: the state that the view updates.
-        options: ``quiet`` shows nothing; ``verbose`` prints lines instead of a picture, with the inputs and outputs of
-            stages; ``as_json`` prints events as JSON, besides the view.
+        options: ``quiet`` shows nothing; ``verbose`` prints lines with the inputs and outputs of stages instead of a
+            live view; ``as_json`` also prints events as JSON.
     """
     if options.quiet:
         return View(run, options)
@@ -43,7 +43,7 @@ def view_of(run: RunState, options: ViewOptions) -> View:
 
 
 class View(Watch):
-    """Follows a run for a command. It shows nothing itself, but knows the run's state, and may print JSON on stdout."""
+    """Follows a run for a command: keeps its state and may print JSON on stdout, but shows nothing else."""
 
     def __init__(self, run: RunState, options: ViewOptions) -> None:
         self.run, self.options = run, options
@@ -60,10 +60,10 @@ class View(Watch):
         if isinstance(event, RunStarted):
             self._has_files = event.folder is not None
         if "log_file" in content and not self._has_files:
-            # The log of a run on a host is read into a file that does not last.
+            # The log files of a run on a host are temporary.
             content["log_file"] = None
         if isinstance(event, StageFinished):
-            # As in tables, starts of the application in one pod count.
+            # As in tables, restarts of the application in one pod count.
             content |= {"attempts": event.result.starts, "pods": event.result.attempts}
         if isinstance(event, StageFinished) and not self._has_files and not event.result.cached_from:
             # KFP does not say the UID of a pod: the id of an execution without results is not known.
@@ -76,7 +76,7 @@ class View(Watch):
         """Show the run while the block runs."""
         yield
         error = None if self._stdout is None else self._stdout.error
-        # A reader that has seen enough, such as head -1, closes the pipe.
+        # A reader such as head -1 closes the pipe.
         if error is not None and not isinstance(error, BrokenPipeError):
             raise TorchxKfpError(f"The output cannot be written: {getattr(error, 'strerror', None) or error}.")
 
@@ -90,7 +90,7 @@ class LineView(View):
 
     def on_event(self, event: Event) -> None:
         super().on_event(event)
-        # The summary says how the run has ended.
+        # The summary reports the end of the run.
         if not isinstance(event, RunFinished):
             self._terminal.write_lines([for_stderr(line) for line in messages(event, verbose=self.options.verbose)])
 
@@ -100,7 +100,7 @@ class LineView(View):
 
 
 class _Console(Console):
-    """A console on a stream that may be gone meanwhile. A program that is killed leaves no terminal without cursor."""
+    """A console on a stream that may disappear. It never hides the cursor, which a killed program would not restore."""
 
     def __init__(self, terminal: Terminal, *, colors: bool) -> None:
         super().__init__(
@@ -128,13 +128,13 @@ class _Stream(io.StringIO):
 
 
 class LiveView(View):
-    """Shows a run as a picture that rich redraws, below what others write to stderr."""
+    """Shows a live view of a run below other output on stderr."""
 
     def __init__(self, run: RunState, terminal: Terminal, *, colors: bool) -> None:
         super().__init__(run, ViewOptions())
         self._output = OutputTails()
         self._console = _Console(terminal, colors=colors)
-        # Two threads change the run and a third one reads it, which must not block them while it writes.
+        # Two threads change the run; a third one reads it, and must not block them while it writes.
         self._lock = threading.Lock()
         self._picture, self._next = Text(), 0.0
         self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=_RATE, transient=True)
@@ -158,7 +158,7 @@ class LiveView(View):
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the picture while the block runs, and then remove it."""
+        """Show the live view while the block runs, and then remove it."""
         with self._live:
             yield
 
@@ -167,7 +167,7 @@ class LiveView(View):
         if began < self._next:
             return self._picture
         with self._lock:
-            # Leave a column and two lines free: for the cursor, and for the ^C that a terminal shows.
+            # Leave a column and two lines for the cursor and the terminal's ^C.
             width, height = max(1, self._console.width - 1), max(1, self._console.height - 2)
             lines = frame(self.run, self._output.tail, width, height, time.time())
         self._picture = Text("\n").join([*lines, Text()])

@@ -30,17 +30,16 @@ _ADDRESS = "127.0.0.1"
     show_default=True,
     help="The port of this machine; 0 for any that is free.",
 )
-@click.option("--no-browser", is_flag=True, help="Open no browser; without a display, none is opened anyway.")
+@click.option("--no-browser", is_flag=True, help="Do not open a browser. Without a display, none is opened.")
 @finds_runs(recorded=True)
 def ui_command(port: int, no_browser: bool, lookup: Lookup) -> None:
     """Show runs in a browser: a list with filters, comparisons, and the report of each run.
 
-    The page has the runs on this machine and on the configured host, as `torchx-kfp runs`, and those that have records
-    under the tracker base: that of --tracker-base or of the settings, or else that of the newest run here. It changes
-    nothing. Its conditions are those of `torchx-kfp results --where`; for a run with several values of a name, one must
-    meet the condition.
+    The page has the runs of `torchx-kfp runs`, and those with records under the tracker base of --tracker-base, of the
+    settings, or of the newest local run. It changes nothing. Its conditions are those of `torchx-kfp results --where`;
+    any of several values of a name may meet a condition.
 
-    Only this machine reaches the page, and only with the address that is printed: do not pass it on. Ctrl-C ends it.
+    The page is only reachable from this machine, with the printed address: keep that secret. Ctrl-C ends it.
     """
     require("ui", "torchx-kfp ui")
     import waitress
@@ -49,7 +48,7 @@ def ui_command(port: int, no_browser: bool, lookup: Lookup) -> None:
 
     token = secrets.token_urlsafe(24)
     application = Application(lookup, token)
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # that a request waits is not worth a message
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # waiting requests need no message
     try:
         server = waitress.create_server(
             application, host=_ADDRESS, port=port, threads=4, ident="torchx-kfp", max_request_body_size=1
@@ -59,13 +58,13 @@ def ui_command(port: int, no_browser: bool, lookup: Lookup) -> None:
         raise ArgumentError(f"The port {port} {why}. Take another one: --port 0 finds one that is free.") from None
     address = f"http://{_ADDRESS}:{server.effective_port}/{token}/"
     print_text(address)
-    print_message("The page of runs, until Ctrl-C.")
+    print_message("Serving the page of runs until Ctrl-C.")
     with contextlib.ExitStack() as files:
         if not no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            # Other users of this machine can read the command line of a browser: it gets a file that leads there.
+            # Other users can read the command line of a browser, so it gets a file that redirects to the address.
             file = files.enter_context(tempfile.NamedTemporaryFile("w", prefix="torchx-kfp-", suffix=".html"))
             file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
             file.flush()
             webbrowser.open(Path(file.name).as_uri())
-        server.run()  # until Ctrl-C, which it catches
+        server.run()  # until Ctrl-C
     raise click.exceptions.Exit(130)

@@ -42,14 +42,14 @@ from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 from torchx_kfp.tracking.recorder import Recorder, is_replay
 from torchx_kfp.tracking.store import pipeline_run
 
-#: What was read is shown again for this many seconds, and for this many times those that it took to read it.
+#: The cache is valid for this many seconds, and at least for this multiple of the reading time.
 _FRESH, _SHARE = 3.0, 2.0
-#: How many runs of a host are listed.
+#: The most listed runs of a host.
 _MOST_OF_HOST = 200
-#: Results that are older than this, in seconds, do not change before the time of their file does.
+#: Results older than this, in seconds, only change with the time of their file.
 _SETTLED = 60.0
 
-#: The values of a run, from all executions of a stage, by the stage and their name.
+#: The values of a run from all executions of a stage, by stage and name.
 Results = Mapping[tuple[str, str], list[Any]]
 
 
@@ -58,7 +58,7 @@ class ListedRun:
     """A run of the list.
 
     Attributes:
-        row: what ``torchx-kfp runs --json`` prints of it.
+        row: its JSON of ``torchx-kfp runs --json``.
         results: its results.
         find: finds the run itself, with the arguments of ``Lookup.on_host``; None if only its records are known.
     """
@@ -69,7 +69,7 @@ class ListedRun:
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Any]]:
-        """The values that a condition or an order may name: ``state``, ``loss``, ``train/loss``."""
+        """The values for conditions and sort keys: ``state``, ``loss``, ``train/loss``."""
         found: dict[str, list[Any]] = {}
         for (stage, name), values in self.results.items():
             found.setdefault(name, []).extend(values)
@@ -78,18 +78,18 @@ class ListedRun:
         return {**found, **own}
 
     def is_called(self, name: str) -> bool:
-        """Tell whether a text is part of the run's id, name or pipeline."""
+        """Return whether a text is part of the run's id, name or pipeline."""
         return any(name.lower() in str(self.row[field] or "").lower() for field in ("run", "name", "pipeline"))
 
 
 class Runs:
-    """All runs that the options of a command name, read again if some seconds have passed."""
+    """All runs in the places of a command's options, read again after some seconds."""
 
     def __init__(self, lookup: Lookup) -> None:
-        """Find out where runs are.
+        """Find the places of runs.
 
         Raises:
-            TrackerBaseError: the tracker base that the user has named cannot be read.
+            TrackerBaseError: the tracker base of the option cannot be read.
             HostSettingsError: a setting of the host is wrong.
         """
         flags, self._lookup = lookup.flags, lookup
@@ -103,12 +103,12 @@ class Runs:
         self._lock, self._until = threading.Lock(), 0.0
         self._runs: dict[str, ListedRun] = {}
         self._problems: list[str] = []
-        # What does not change: runs here by folder, with the state of their files, and results with their times.
+        # Unchanging data: local runs by folder, with the state of their files, and results with their times.
         self._ended: dict[Path, tuple[object, ListedRun]] = {}
         self._settled: dict[str, tuple[float, Mapping[str, Any]]] = {}
 
     def read(self) -> tuple[Mapping[str, ListedRun], Sequence[str]]:
-        """Return the runs by a key, the newest first, and sentences about what cannot be read."""
+        """Return the runs by key, the newest first, and sentences about unreadable ones."""
         with self._lock:
             if (start := time.monotonic()) >= self._until:
                 self._problems = []
@@ -128,7 +128,7 @@ class Runs:
             return self._runs, self._problems
 
     def recorded(self, run: ListedRun) -> Recorded:
-        """Return the records of a run; the errors are those of ``Lookup.locate``."""
+        """Return the records of a run; errors as for ``Lookup.locate``."""
         if run.find is not None:
             return self._lookup.recorded(run.find(reads="run ids"))
         return Recorded(open_recorder(self._base or ""), run.row["run"])
@@ -140,7 +140,7 @@ class Runs:
             self._problems.append(str(error))
 
     def _recorded(self) -> Iterator[ListedRun]:
-        """Yield the runs that have records under the tracker base, without replays and earlier attempts."""
+        """Yield the runs with records under the tracker base, without replays and earlier attempts."""
         if self._base is None:
             return
         recorder = open_recorder(self._base)
@@ -156,7 +156,7 @@ class Runs:
             yield ListedRun(row, found)
 
     def _results(self, recorder: Recorder, written: Mapping[str, float]) -> Mapping[str, Mapping[str, Any]]:
-        """Return all results by key; those that were written long ago are read once."""
+        """Return all results by key; old ones are only read once."""
         now, keys = time.time(), recorder.keys()
         known = {key: self._settled[key] for key in keys if self._settled.get(key, (None,))[0] == written.get(key)}
         read = recorder.get_many(key for key in keys if key not in known)
@@ -201,7 +201,7 @@ def _by_stage(found: Iterable[tuple[str, Mapping[str, Any]]]) -> Results:
 
 _TEMPLATE = Path(__file__).parent / "page.html"
 _THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
-#: Runs on a page, results that have columns, and the least and largest numbers of runs that are compared.
+#: The most runs on a page, the most columns of results, and the fewest and most compared runs.
 _PAGE, _COLUMNS, _FEWEST, _MOST = 100, 30, 2, 20
 _HEADERS = {
     "Allow": "GET, HEAD",
@@ -217,7 +217,7 @@ _Query = Sequence[tuple[str, str]]
 
 
 class _RefusedError(Exception):
-    """A request that is not answered: a status of HTTP, and a sentence that says why."""
+    """A rejected request: an HTTP status, and a sentence with the reason."""
 
 
 class Application:
@@ -239,10 +239,10 @@ class Application:
         return [body if environ["REQUEST_METHOD"] != "HEAD" else b""]
 
     def _answer(self, environ: Mapping[str, Any]) -> str:
-        """Return the page that a request asks for.
+        """Return the requested page.
 
         Raises:
-            _RefusedError: the request comes from somewhere else, would change something, or names what does not exist.
+            _RefusedError: the request is from elsewhere, would change something, or names an unknown page.
         """
         if not _THIS_MACHINE.fullmatch(environ.get("HTTP_HOST", "")):
             raise _RefusedError(HTTPStatus.FORBIDDEN, "Only requests for 127.0.0.1 or localhost are answered.\n")
@@ -278,7 +278,7 @@ class Application:
             keys, problems = [], [error.message, *problems]
         number = int(given["page"]) if re.fullmatch("[1-9][0-9]{0,5}", given["page"]) else 1
         shown = {key: runs[key] for key in keys[_PAGE * (number - 1) : _PAGE * number]}
-        # What orders and filters the runs comes first, and texts last: URLs are long.
+        # Results in filters and sort keys come first, and texts, such as long URLs, last.
         texts = {name: not is_number(its[0]) for run in shown.values() for name, its in run.results.items()}
         named = " ".join([given["sort"], *where])
         results = sorted(texts, key=lambda name: ("/".join(name) not in named, name[1] not in named, texts[name]))
