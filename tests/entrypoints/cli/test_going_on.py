@@ -112,7 +112,9 @@ def test_a_retry_is_the_same_command_in_the_same_directory(
     retry = ["retry", "latest", "--output-dir", str(moved)]
     done = call(*retry, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(says(f"In {project}: ", f"torchx-kfp {shlex.join(words)}", "as they are there now"), done.stderr)
+    assert re.search(
+        says(f"In {project}: ", f"torchx-kfp {shlex.join(words)}", "current pipeline and code"), done.stderr
+    )
     assert "third | mended" in done.stderr
     assert list(project.glob("local_outputs/mine-*")), "it is as if the user had called it there"
     # A retry can be retried, and so can the run before it; it is shown as the options of the retry say.
@@ -140,8 +142,8 @@ def test_what_cannot_be_retried(project: Path, tmp_path: Path, call: Program, wo
     refused("There is no file 'pipeline.py'", "Did you mean 'pipelines.py'?")
     project.rename(tmp_path / "other")
     retry[-1] = str(tmp_path / "other" / "local_outputs")
-    refused("was started in", "my project", "was removed", "torchx-kfp run pipeline.py")
+    refused("was started in", "my project", "no longer exists", "torchx-kfp run pipeline.py")
     (request,) = (tmp_path / "other").glob("local_outputs/mine-*/run.json")
     for command in (None, {"words": ["gc"], "directory": str(tmp_path)}, {"words": [], "directory": ""}):
         request.write_text(json.dumps({**json.loads(request.read_text()), "command": command}))
-        refused("No command line started the run mine-", "Python program again", "from the cache")
+        refused("The run mine-", "was not started by a command", "Python program again", "from the cache")

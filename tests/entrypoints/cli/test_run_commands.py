@@ -180,12 +180,12 @@ def test_another_process_is_never_signaled(call: Call, project: Path) -> None:
                 shown = call("cancel", "run-1")
                 assert shown.returncode == 2
                 assert shown.stderr == (
-                    f"Error: The run run-1 is running, but its process cannot be seen from here ({why}): it is on "
-                    "another machine, in another container, or belongs to another user. Cancel it there.\n"
+                    f"Error: The run run-1 is running, but its process cannot be found ({why}): it is on "
+                    "another machine, in another container, or another user's. Cancel it there.\n"
                 )
             lock.write_text(f"{bystander.pid}\n")
         shown = call("cancel", "run-1")
-        assert shown.stderr == "The runner of run-1 was killed before; processes that it left running are ended now.\n"
+        assert shown.stderr == "The runner of run-1 was killed earlier; its remaining processes were ended now.\n"
         assert bystander.poll() is None
     finally:
         bystander.kill()

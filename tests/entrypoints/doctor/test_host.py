@@ -69,18 +69,18 @@ WRONG = [
     (HEALTHZ, Reply("<!DOCTYPE html><html>Kubeflow</html>", kind="text/html"), "host", ["web page", "/pipeline"]),
     (HEALTHZ, LOGIN, "host", ["a page to sign in"]),
     (HEALTHZ, Reply("hello"), "host", ["something other than KFP's API", "hello"]),
-    (HEALTHZ, health(status="UP", a=1), "host", ["healthz is not KFP's", "'status', 'a'", "its port"]),
-    (HEALTHZ, health(), "host", ["healthz is not KFP's", "nothing"]),
+    (HEALTHZ, health(status="UP", a=1), "host", ["healthz is not from KFP", "'status', 'a'", "its port"]),
+    (HEALTHZ, health(), "host", ["healthz is not from KFP", "nothing"]),
     (HEALTHZ, NOT_SERVED, "host", ["Not Found", "Is this the URL of a KFP host?"]),
     (HEALTHZ, status(16, "no token", 401), "host", ["HTTP status 401", "TORCHX_KFP_EXISTING_TOKEN"]),
     (HEALTHZ, CLOSE, "host", ["the connection broke"]),
-    (HEALTHZ, BUSY, "host", ["busy or restarts"]),
+    (HEALTHZ, BUSY, "host", ["busy or restarting"]),
     (HEALTHZ, health(apiServerReady=False), "host", ["its API server does not", "kubectl -n kubeflow get pods"]),
     (HEALTHZ, health(tag_name="1.8.5"), "version?", ["KFP 1.8.5", "KFP 2"]),
     (HEALTHZ, health(tag_name="2.5.0"), "version?", ["KFP 2.5.0", "2.14"]),
     (LIST, FORBIDDEN, "login", ["not authorized", "owner of this namespace's profile"]),
-    (OLD, NOT_SERVED, "states of stages?", ["cannot be shown", "v1beta1", "Not Found"]),
-    (OLD, FORBIDDEN, "states of stages?", ["cannot be shown", "not authorized"]),
+    (OLD, NOT_SERVED, "states of stages?", ["only the states of runs", "v1beta1", "Not Found"]),
+    (OLD, FORBIDDEN, "states of stages?", ["only the states of runs", "not authorized"]),
     (OLD, CLOSE, "states of stages?", ["connection broke"]),
 ]
 
@@ -117,7 +117,7 @@ def test_nothing_answers_or_no_host_is_given(doctor: Doctor) -> None:
     ("answer", "fact"),
     [
         ({"apiServerReady": True, "apiServerTagName": "2.14.3", "multi_user": False}, "KFP 2.14.3"),
-        ({"tag_name": "unknown"}, "does not say its version"),
+        ({"tag_name": "unknown"}, "its version is unknown"),
     ],
 )
 def test_versions_that_are_well(doctor: Doctor, answer: dict[str, Any], fact: str) -> None:
@@ -129,7 +129,7 @@ def test_a_host_of_several_users(doctor: Doctor) -> None:
     many: Changed = {HEALTHZ: Reply({**HEALTH, "multi_user": True})}
     found, _ = look(doctor, many)
     assert levels(found) == {"login": "missing", "states of stages": "skipped"}
-    assert re.search(says("several users", "--namespace"), found["login"].said)
+    assert re.search(says("multi-user", "--namespace"), found["login"].said)
     through_ui, _ = look(doctor, {HEALTHZ: health(apiServerReady=True, apiServerMultiUser=True)})
     assert "several users" in through_ui["version"].said
     found, requests = look(doctor, {**many, EXPERIMENTS: Reply({})}, "--namespace", "team")

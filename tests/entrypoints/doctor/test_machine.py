@@ -79,7 +79,7 @@ def test_no_container_engine_is_not_needed(doctor: Doctor, tmp_path: Path, monke
 def test_settings_say_where_they_come_from_and_hide_secrets(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert re.search(says("None is given"), doctor()["settings"].said)
+    assert re.search(says("None in flags"), doctor()["settings"].said)
     file = tmp_path / "config.ini"
     lines = ("host = http://127.0.0.1:1/pipeline/", "existing_token = of-the-file", "proxy = http://p:1")
     file.write_text("\n".join(["[kfp]", *lines, ""]))
@@ -158,7 +158,7 @@ def test_a_store_that_refuses(
     ("variables", "secret", "level", "facts"),
     [
         ("", "", "skipped", ["TORCHX_KFP_STORAGE_VARIABLES", "TORCHX_KFP_STORAGE_SECRET"]),
-        ("A=http://store:9000", "s id=B", "ok", ["A=http://store:9000", "B", "'id'", "'s'", "only a pod"]),
+        ("A=http://store:9000", "s id=B", "ok", ["A=http://store:9000", "B", "'id'", "'s'", "Only a pod"]),
         ("A=http://localhost:9000", "", "warning", ["A=http://localhost:9000", "the pod itself", "in the cluster"]),
         ("A", "", "missing", ["STORAGE_VARIABLES", "'A'", "AWS_ENDPOINT_URL="]),
         ("A=http://me:word@[", "", "ok", ["A=http://"]),

@@ -498,7 +498,7 @@ def test_a_right_that_is_missing_is_named(server: Scripted, name: str, facts: li
 @pytest.mark.parametrize("name", ["runs-without-namespace", "experiments-without-namespace"])
 def test_a_host_of_several_users_needs_a_namespace(server: Scripted, name: str) -> None:
     server.script = lambda request: refusal(name)
-    facts = says("The host has several users", "--namespace NAME", "TORCHX_KFP_NAMESPACE")
+    facts = says("The host is multi-user", "--namespace NAME", "TORCHX_KFP_NAMESPACE")
     with pytest.raises(HostRefusedError, match=facts):
         Connection(Settings(host=server.url)).get(RUNS)
 

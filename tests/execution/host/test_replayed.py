@@ -156,7 +156,7 @@ def test_a_tracker_base_of_pods_has_to_be_named(program: Program, kfp_host: KfpH
     ended(kfp_host, again)
     done = program("replay", f"{again}/train", TORCHX_KFP_TRACKER_BASE=str(base))
     assert done.returncode == 1
-    assert re.search(says("those of another run", again), done.stderr), done.stderr
+    assert re.search(says("from its cache", again), done.stderr), done.stderr
 
 
 def test_a_stage_that_still_runs(program: Program, kfp_host: KfpHost, tmp_path: Path) -> None:

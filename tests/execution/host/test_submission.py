@@ -64,8 +64,8 @@ def one(tracker_base: str):
         ("results", "lost with the pod"),
         ("./results", "lost with the pod"),
         ("file:results", "lost with the pod"),
-        ("/tmp/results", "no volume"),
-        ("file:///tmp/results", "no volume"),
+        ("/tmp/results", "not on a volume"),
+        ("file:///tmp/results", "not on a volume"),
         ("memory://results", "memory"),
         ("webhdfs://localhost:9870/x", "not this machine"),
         ("ftp://127.0.0.1/x", "not this machine"),
@@ -74,7 +74,7 @@ def one(tracker_base: str):
 )
 def test_a_base_that_pods_do_not_reach_is_refused(base: str, fact: str) -> None:
     why = refusal(one, tracker_base=base)
-    way_out = "address that the server has" if "not this" in fact else "s3://bucket/results"
+    way_out = "the server's address in the cluster" if "not this" in fact else "s3://bucket/results"
     assert re.search(says("'one'", "task 'train'", repr(base), fact, way_out) if fact else "^$", why), why
 
 

@@ -183,4 +183,4 @@ def test_a_run_that_does_not_end_is_not_waited_for_any_longer(monkeypatch: pytes
     with scripted(canceling) as server:
         done = CliRunner().invoke(cli, ["cancel", "latest", "--host", server.url])
     assert done.exit_code == 0, done.output
-    assert re.search(says("may take longer", f"watch {run['run_id']}"), done.output)
+    assert re.search(says("still ending the run", f"watch {run['run_id']}"), done.output)

@@ -68,7 +68,7 @@ def whole(answer: dict[str, Any]) -> None:
     except PipelineFileError:
         return
     state = RunState()
-    for step in Snapshot.of(answer, pipeline).steps:
+    for step in Snapshot.of(answer, pipeline).new:
         encode(step.event)
         state.on_event(step.event)
 

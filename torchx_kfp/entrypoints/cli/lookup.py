@@ -27,7 +27,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     output_dir_option,
     tracker_base_option,
 )
-from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder
+from torchx_kfp.entrypoints.cli.recorded import RunRecords, open_recorder
 from torchx_kfp.errors import (
     ArgumentError,
     HostError,
@@ -110,7 +110,7 @@ class Lookup:
                     return source, ""
             raise
 
-    def locate(self, *words: str) -> list[Recorded]:
+    def locate(self, *words: str) -> list[RunRecords]:
         """Find the records of runs, or of stages: words ``RUN[/STAGE]``.
 
         With a tracker base, a run is any run with records there, unless the word is the full id of a local run, or the
@@ -122,13 +122,13 @@ class Lookup:
             TrackerBaseError: the tracker base is a path in pods, or only named by the run.
             HostError: the host does not answer.
         """
-        found: list[Recorded] = []
+        found: list[RunRecords] = []
         for word in words:
             is_here = is_run(Path(self.output_dir, word.partition("/")[0]))
             if self.base is None or is_here or names_host(self.flags):
                 found.append(self.recorded(*self.find_part(word, reads="run ids")))
             else:
-                found.append(Recorded(open_recorder(self.base), word))
+                found.append(RunRecords(open_recorder(self.base), word))
         return found
 
     def _latest(self, reading: dict[str, Any]) -> RunReader | HostRun | None:
@@ -175,10 +175,10 @@ class Lookup:
 
         return HostRun(host.connection, run_id, named_bases=[self.base or ""], **reading)
 
-    def recorded(self, source: RunSource, part: str = "") -> Recorded:
+    def recorded(self, source: RunSource, part: str = "") -> RunRecords:
         """Return the records of a run, or of a part of it; errors as for ``base_of``."""
         record = source.read()
-        return Recorded(self.open(record), "/".join(filter(None, [record.run_id, part])), record)
+        return RunRecords(self.open(record), "/".join(filter(None, [record.run_id, part])), record)
 
     def open(self, record: RunRecord) -> Recorder:
         """Open the tracker base of a run; errors as for ``base_of``."""

@@ -43,7 +43,7 @@ def parts(key: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """The executions that a command line names.
 
     Attributes:
@@ -62,7 +62,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RunRecords:
     """The records of a run, or of a part of one, under a tracker base.
 
     Attributes:
@@ -136,7 +136,7 @@ class Recorded:
                 return found
         return below(None)
 
-    def choose(self, known: Collection[str] | None = None) -> Chosen:
+    def choose(self, known: Collection[str] | None = None) -> Selection:
         """Find the executions of the run, or of the part of it. A run that was found may have no records.
 
         A part is the beginning of the rest of an execution id, or the name of stages in tables. Cached stages are
@@ -159,7 +159,7 @@ class Recorded:
         if self.run is not None and not rests:
             if part:
                 raise UnknownRunError(self.nothing_recorded(name))
-            return Chosen(self.word, ())
+            return Selection(self.word, ())
         chosen = [key for key, rest in rests.items() if not part or self._is_part(part, rest, self._ended.get(key))]
         # The execution of another stage, or of another run, may have the same name.
         exact = [key for key in chosen if part and (part == self._ended.get(key) or key == whole)]
@@ -173,7 +173,7 @@ class Recorded:
             raise self._unknown(there, name, part)
         taken = frozenset(cached.keys() & chosen)
         _say_cached(name, [key for key in chosen if key in taken])
-        return Chosen(whole, tuple(last_attempts(self.recorder, chosen, whole, self.stages, self.earlier)), taken)
+        return Selection(whole, tuple(last_attempts(self.recorder, chosen, whole, self.stages, self.earlier)), taken)
 
     @staticmethod
     def _is_part(part: str, rest: str, stage: str | None) -> bool:

@@ -276,7 +276,8 @@ class HostRun(ReadableRun):
         """
         if (state := run_state(self._ask())) not in (State.FAILED, State.CANCELED):
             raise ArgumentError(
-                f"The state of the run {self.run_id} is {state}: only failed or canceled runs can be retried."
+                f"The state of the run {self.run_id} is {state}: KFP only retries failed runs, and those that "
+                "`torchx-kfp cancel` ended."
             )
         self._connection.post(f"{self._path}:retry")
         return self

@@ -22,7 +22,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
-from torchx_kfp.entrypoints.cli.recorded import Chosen, Recorded, parts, titled
+from torchx_kfp.entrypoints.cli.recorded import RunRecords, Selection, parts, titled
 from torchx_kfp.tracking.recorder import Search
 
 #: The kinds of facts, in the order of their rows; those of a metric are adjacent.
@@ -88,8 +88,8 @@ class Comparison:
         rows: the values, grouped by stage: the output of ``--json``.
     """
 
-    located: Sequence[Recorded]
-    chosen: Sequence[Chosen]
+    located: Sequence[RunRecords]
+    chosen: Sequence[Selection]
     rows: Sequence[dict[str, Any]]
 
     @property
@@ -113,7 +113,7 @@ class Comparison:
         ]
 
 
-def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
+def compare_runs(located: Sequence[RunRecords], *, changed: bool) -> Comparison:
     """Compare runs, or parts of runs.
 
     Args:
@@ -135,7 +135,7 @@ def compare_runs(located: Sequence[Recorded], *, changed: bool) -> Comparison:
     return Comparison(located, chosen, [row for row in rows if row["changed"] or not changed])
 
 
-def _facts(located: Recorded, chosen: Chosen, is_alone: bool) -> Iterator[_Fact]:
+def _facts(located: RunRecords, chosen: Selection, is_alone: bool) -> Iterator[_Fact]:
     """Yield the facts about a run; for a single execution (``is_alone``), without the stage's name."""
     recorder, keys = located.recorder, chosen.keys
     for name, value in located.arguments.items():
@@ -244,7 +244,7 @@ def _difference_of(row: Mapping[str, Any]) -> str:
     return f"{'+' if difference > 0 else ''}{show_value(difference)}" if difference else "0"
 
 
-def _digest(located: Recorded, run: str) -> str | None:
+def _digest(located: RunRecords, run: str) -> str | None:
     """Return the digest of a run's code: that of the parameter ``workspace``, or of the first recorded code."""
     given = located.arguments.get(WORKSPACE)
     digest = workspace_digest(given) if isinstance(given, str) else None

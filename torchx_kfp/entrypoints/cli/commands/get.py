@@ -22,7 +22,7 @@ from torchx_kfp.entrypoints.cli.declared import (
 from torchx_kfp.entrypoints.cli.display.printing import Column, print_message, print_rows, print_text, show_stored
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
-from torchx_kfp.entrypoints.cli.recorded import Recorded, titled
+from torchx_kfp.entrypoints.cli.recorded import RunRecords, titled
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.pipeline.walk import is_execution, task_name
 from torchx_kfp.execution.runs.record import RunRecord
@@ -100,7 +100,7 @@ def _declared(record: RunRecord, part: str) -> list[dict[str, Any]]:
     ]
 
 
-def _recorded(located: Recorded) -> tuple[str, list[dict[str, Any]]]:
+def _recorded(located: RunRecords) -> tuple[str, list[dict[str, Any]]]:
     """Return the full name of the run, and rows about the registered artifacts of its stages."""
     name, found = _read(located)
     rows = [
@@ -143,7 +143,7 @@ def _copy(record: RunRecord, wanted: str, found: dict[str, DeclaredArtifact], fo
     print_text(path)
 
 
-def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
+def _get(word: str, located: RunRecords, folder: str, *, overwrite: bool) -> None:
     run, _, wanted = located.word.partition("/")
     name, found = _read(dataclasses.replace(located, word=run))
     there: dict[str, None] = {}
@@ -181,7 +181,7 @@ def _get(word: str, located: Recorded, folder: str, *, overwrite: bool) -> None:
     print_text(path)
 
 
-def _read(located: Recorded) -> tuple[str, list[tuple[str, Artifact]]]:
+def _read(located: RunRecords) -> tuple[str, list[tuple[str, Artifact]]]:
     """Return the full name of the run, and its artifacts with the executions that registered them."""
     chosen = located.choose()
     found = located.recorder.records(chosen.keys, "artifacts")

@@ -21,8 +21,8 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 from torchx_kfp.entrypoints.cli.flags import csv_option, json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, usual_base
 from torchx_kfp.entrypoints.cli.recorded import (
-    Chosen,
-    Recorded,
+    RunRecords,
+    Selection,
     last_attempts,
     nothing,
     open_recorder,
@@ -94,7 +94,7 @@ def results_command(
     JSON is a list of executions: execution_id, its parts run, stage and execution, and results. CSV has these columns,
     with one for each result.
     """
-    located: Recorded | None = None
+    located: RunRecords | None = None
     if run is not None:
         [located] = lookup.locate(run)
         recorder, chosen = located.recorder, located.choose(located.recorded(results=True))
@@ -121,7 +121,7 @@ def results_command(
         _print_rows(rows, chosen, located.name.partition("/")[0] if located else "", named, as_json=as_json)
 
 
-def _read(recorder: Recorder, chosen: Chosen, stages: Sequence[str]) -> list[Row]:
+def _read(recorder: Recorder, chosen: Selection, stages: Sequence[str]) -> list[Row]:
     """Return a row for each execution that has results, of these stages or, if there are none, of all."""
     found = {key: parts(key) for key in chosen.keys}
     there = sorted({its["stage"] for its in found.values() if its})
@@ -141,7 +141,7 @@ def _read(recorder: Recorder, chosen: Chosen, stages: Sequence[str]) -> list[Row
     ]
 
 
-def _all(recorder: Recorder) -> Chosen:
+def _all(recorder: Recorder) -> Selection:
     """Return all executions under a tracker base, without replays."""
     known = recorder.keys()
     if not known:
@@ -156,7 +156,7 @@ def _all(recorder: Recorder) -> Chosen:
         which = "it" if len(runs) == 1 else "one"
         print_message(f"Left out: {counted(len(runs), 'replay')}. Name {which} to see its results: {names}.")
     keys = [key for key in known if key not in replays]
-    return Chosen("", tuple(last_attempts(recorder, keys, recorder.tracker_base)))
+    return Selection("", tuple(last_attempts(recorder, keys, recorder.tracker_base)))
 
 
 def _list_runs(keys: Iterable[str]) -> None:
@@ -178,7 +178,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row["results"]))
 
 
-def _select(rows: Sequence[Row], where: Sequence[Comparison], sorts: Sequence[str], chosen: Chosen) -> list[Row]:
+def _select(rows: Sequence[Row], where: Sequence[Comparison], sorts: Sequence[str], chosen: Selection) -> list[Row]:
     """Return the rows for which all comparisons hold, sorted; names are results and parts of execution ids."""
     runs = [chosen.run_of(row["execution_id"]) for row in rows]
     values = {}
@@ -198,7 +198,7 @@ def _print_csv(rows: Sequence[Row]) -> None:
     )
 
 
-def _print_rows(rows: Sequence[Row], chosen: Chosen, name: str, named: Mapping[str, str], *, as_json: bool) -> None:
+def _print_rows(rows: Sequence[Row], chosen: Selection, name: str, named: Mapping[str, str], *, as_json: bool) -> None:
     keys = [row["execution_id"] for row in rows]
     runs = {row["run"] and chosen.run_of(row["execution_id"]) for row in rows}
     run = runs.pop() if len(runs) == 1 else None

@@ -30,7 +30,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
-from torchx_kfp.entrypoints.cli.recorded import Recorded, earlier_attempts, titled
+from torchx_kfp.entrypoints.cli.recorded import RunRecords, earlier_attempts, titled
 from torchx_kfp.errors import ArgumentError, NotRecordedError, TrackerError, UnknownRunError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.runs.record import RunRecord
@@ -281,7 +281,7 @@ _Branches: TypeAlias = "dict[str, list[tuple[str, Link]]]"
 _WIDTH, _DEPTH, _ARTIFACTS = 20, 12, 3
 
 
-def show_lineage(located: Recorded, *, as_json: bool) -> None:
+def show_lineage(located: RunRecords, *, as_json: bool) -> None:
     """Print the executions that a run, or a part of one, was made from, and those made from it.
 
     They are shown with results and artifacts: used artifacts in brackets, or all artifacts in parentheses if the used

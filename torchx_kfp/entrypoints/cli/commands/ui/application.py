@@ -30,7 +30,7 @@ from torchx_kfp.entrypoints.cli.commands.runs import RUN_COLUMNS, UNKNOWN, run_a
 from torchx_kfp.entrypoints.cli.conditions import parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, lists_host, names_host, usual_base
-from torchx_kfp.entrypoints.cli.recorded import Recorded, open_recorder, parts
+from torchx_kfp.entrypoints.cli.recorded import RunRecords, open_recorder, parts
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.report.model import read_for_page
@@ -127,11 +127,11 @@ class Runs:
                 self._until = start + took + max(_FRESH, _SHARE * took)
             return self._runs, self._problems
 
-    def recorded(self, run: ListedRun) -> Recorded:
+    def recorded(self, run: ListedRun) -> RunRecords:
         """Return the records of a run; errors as for ``Lookup.locate``."""
         if run.find is not None:
             return self._lookup.recorded(run.find(reads="run ids"))
-        return Recorded(open_recorder(self._base or ""), run.row["run"])
+        return RunRecords(open_recorder(self._base or ""), run.row["run"])
 
     def _readable(self, runs: Iterator[ListedRun]) -> Iterator[ListedRun]:
         try:
