@@ -49,7 +49,6 @@ class Case:
         missing: what it needs that a cluster may not have.
         packages: packages that its image needs.
         varying: results that differ from run to run, such as times and places.
-        unseen: whether its end was read in KFP's source, and not yet seen on a cluster.
         containers: whether KFP's Docker runner runs it as well.
     """
 
@@ -70,7 +69,6 @@ class Case:
     missing: str = ""
     packages: tuple[str, ...] = ()
     varying: Set[str] = frozenset()
-    unseen: bool = False
     containers: bool = False
 
     @cached_property

@@ -236,7 +236,7 @@ def read_after(data: dsl.Input[dsl.Dataset], before: str) -> str:
         return f"{before}; {file.read()}"
 
 
-@case(outputs={"Output": "x and changed; x"}, unseen=True)
+@case(outputs={"Output": "x and changed; x"})
 def changed() -> str:
     data = make(text="x").outputs["out"]
     return read_after(data=data, before=change(data=data).output).output
@@ -255,6 +255,6 @@ def read_beside(data: dsl.Input[dsl.Dataset]):
         pass
 
 
-@case(state="failed", stages={"write-beside": {}, "read-beside": "failed"}, unseen=True)
+@case(state="failed", stages={"write-beside": {}, "read-beside": "failed"})
 def beside():
     read_beside(data=write_beside().outputs["data"])

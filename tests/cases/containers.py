@@ -128,6 +128,7 @@ def optional(out: dsl.OutputPath(str), given: Optional[str] = None, default: str
         "optional-2": {"out": "[--given][G][cD5][G]"},
         "optional-3": {"out": '[none][cd"f4][]'},
     },
+    expected="an input that is not passed has no value in a command on KFP; the check says so",
 )
 def defaults_and_optional_inputs(p: Optional[str] = None):
     optional()

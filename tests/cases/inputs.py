@@ -1,14 +1,11 @@
-"""Where the value of an input comes from: the rules of KFP's driver. None of these was seen on a cluster yet."""
+"""Where the value of an input comes from: the rules of KFP's driver."""
 
-import functools
 from typing import List, Optional
 
 from kfp import dsl
 
-from tests import cases
+from tests.cases import VERSION, case
 from tests.cases.parts import add, component, double, echo, make, read, total
-
-case = functools.partial(cases.case, unseen=True)
 
 
 @component
@@ -43,6 +40,7 @@ def some_numbers() -> List[int]:
 
 @case(
     state="failed",
+    expected="KFP's driver fails for the iteration, and nothing of it runs; locally, the stage fails",
     stages={"double[0]": {"Output": 2}, "double[1]": "failed"},
     reasons={"double[1]": ("has no value for its input 'x': it is 'b', not an int",)},
 )
@@ -118,7 +116,7 @@ def doubles_in_the_words_of_a_command(x: float = 1e-5) -> str:
     return words(x=x, y=1234567.5, z=3.0).outputs["out"]
 
 
-if cases.VERSION >= (2, 15):
+if VERSION >= (2, 15):
 
     @dsl.container_component
     def workspace_path(out: dsl.OutputPath(str)):
@@ -127,6 +125,7 @@ if cases.VERSION >= (2, 15):
         )
 
     @case(
+        missing="storage for volume claims",
         outputs={"Output": "{{$.workspace_path}}/x"},
         config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")),
     )

@@ -468,6 +468,22 @@ def test_the_namespace_of_kfps_own_settings(server: Scripted, tmp_path: Path) ->
     assert elsewhere.stdout == "''\n", "the namespace of KFP's services is not a user's"
 
 
+#: How KFP 2.17 answers a run whose workspace lacks a setting (the paths are invented).
+WITH_STACK = (
+    "Internal error: workspace PVC spec must specify accessModes\nFailed to compile job\n"
+    "github.com/kubeflow/pipelines/backend/src/common/util.Wrap\n\t/go/src/backend/src/common/util/error.go:361\n"
+    "runtime.goexit\n\t/usr/local/go/src/runtime/asm_amd64.s:1771\nFailed to create a new run\n"
+    "github.com/kubeflow/pipelines/backend/src/common/util.Wrap\n\t/go/src/backend/src/common/util/error.go:361"
+)
+
+
+def test_an_error_is_without_the_stack_of_kfps_server(server: Scripted) -> None:
+    detail = {"@type": "type.googleapis.com/google.rpc.Status", "code": 2, "message": WITH_STACK}
+    server.script = lambda request: Reply({"code": 13, "message": WITH_STACK, "details": [detail]}, 500)
+    with pytest.raises(HostError, match=r"failed: Internal error: workspace PVC spec must specify accessModes\.$"):
+        Connection(Settings(host=server.url)).get(RUNS)
+
+
 def refusal(name: str) -> Reply:
     """Return a refusal that an installation of several users gave."""
     refused = answer("several-users")[name]

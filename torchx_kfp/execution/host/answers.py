@@ -40,6 +40,8 @@ _LACKING = re.compile(r"User '([^']*)' is not authorized .*?Namespace:([^,}]*),V
 _PERMISSION_DENIED = 7
 #: The prefixes with which layers of the server repeat a message.
 _LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundError: ", "BadRequestError: ")
+#: What follows an error that KFP's API server prints with its stack, from the first frame on.
+_STACK = re.compile(r"(?:\n[^\n\t]+){1,2}\n\t/.*", re.DOTALL)
 _NONE: Mapping[str, Any] = {}
 
 
@@ -185,6 +187,7 @@ class Answer:
         ]
         said = status.get("message") or status.get("error") or status.get("error_message")
         whole = str(said or f"HTTP status {self.status}")[:_MOST_OF_MESSAGE]
+        whole, inner = _STACK.sub("", whole), [_STACK.sub("", text) for text in inner]
         for layer in _LAYERS:
             whole = whole.replace(layer, "")
         # The details have the reason, or only the name of the status.
