@@ -121,13 +121,13 @@ def test_a_namespace_package_may_have_other_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["sh", "run.sh"], "the command 'sh run.sh' is not followed"),
+        (["sh", "run.sh"], "sh is not followed"),
         (["bash", "-c", "python -m a && python -m b"], "is not followed"),
         (["sh", "-c", "cd src; python a.py"], "is not followed"),
-        (["make", "a.py"], "the command 'make a.py' is not followed"),
+        (["make", "a.py"], "make is not followed"),
         (["python", "-c", "print(1)"], "the command names none of them"),
         (["python", "."], "the command names ."),
-        (["./a.py"], "the command './a.py' is not followed"),
+        (["./a.py"], "a.py is not followed"),
         (["python", "-m", "elsewhere", "a.py"], "the command starts the module elsewhere, which is not one of them"),
         (["python", "b.py"], "c.py has the word glob"),
         ([], "the command of the image is not followed"),
@@ -142,7 +142,7 @@ def test_what_cannot_be_followed_may_use_everything(tmp_path: Path, words: list[
 
 
 def test_what_was_counted_in_words(tmp_path: Path) -> None:
-    assert str(used(tmp_path, "make")) == "all 0 files of . (the command 'make' is not followed)"
+    assert str(used(tmp_path, "make")) == "all 0 files of . (make is not followed)"
     for number in range(9):
         (tmp_path / "package" / f"m{number}.py").parent.mkdir(exist_ok=True)
         (tmp_path / "package" / f"m{number}.py").touch()
@@ -150,7 +150,7 @@ def test_what_was_counted_in_words(tmp_path: Path) -> None:
     assert str(used(tmp_path, "python", "train.py")) == "train.py"
     (tmp_path / "train.py").write_text("import package")
     assert str(used(tmp_path, "python", "train.py")) == "train.py, package/ (9 files)"
-    assert str(used(tmp_path, "make")) == "all 10 files of . (the command 'make' is not followed)"
+    assert str(used(tmp_path, "make")) == "all 10 files of . (make is not followed)"
     assert str(Code({f"/src/lib/{name}.py": "" for name in "abcdefghi"})) == "/src/lib (9 files)"
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from torchx_kfp.common.text import counted, listed, shown
+from torchx_kfp.common.text import counted, listed
 
 #: Words of code that lists folders, starts programs, or imports modules by name.
 SEARCHES = frozenset(
@@ -192,8 +192,8 @@ class UsedFiles:
         """Raise _AllFilesError unless a program is Python, and its words name what it starts among the files."""
         words = _python_words(program)
         if not words:
-            command = shown(shlex.join(program)) if program else "of the image"
-            raise _AllFilesError(f"the command {command} is not followed")
+            command = os.path.basename(program[0]) if program else "the command of the image"
+            raise _AllFilesError(f"{command} is not followed")
         if place := next(filter(_ELSEWHERE.fullmatch, words), None):
             raise _AllFilesError(f"the command names {place}")
         modules = [after.partition(".")[0] for word, after in itertools.pairwise(words) if _MODULE.fullmatch(word)]
