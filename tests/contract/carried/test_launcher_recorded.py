@@ -106,6 +106,7 @@ PENDING = Pod(0, {}, {"phase": "Pending", "conditions": [UNSCHEDULED]})
 PULLS = [waits(0, "ErrImagePull", "no such image"), waits(0, "ImagePullBackOff", "back-off")]
 DISRUPTED = {"type": "DisruptionTarget", "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists"}
 AGAIN = {"metadata": {"name": "pod-1-again", "creationTimestamp": "2025-01-02T00:00:00Z"}}
+FIRST_AGAIN = {"metadata": {**AGAIN["metadata"], "name": "pod-0-again"}}
 
 
 def first(*pods: Pod, last: Sequence[Pod] = (), status: Any = FAILED, **changed: Any) -> Sequence[Look]:
@@ -226,6 +227,29 @@ COURSES: Mapping[str, Course] = {
     "a Job that its queue has not admitted": Course(
         [Look(spec={"suspend": True}), Look(spec={"suspend": True}), Look(BOTH), DONE],
         says=["0 of 2 replicas run; it is suspended: a queue has not admitted it yet"],
+    ),
+    "a TrainJob that its queue preempts": Course(
+        [
+            Look(BOTH),
+            Look([Pod(0, **LATER), ended(1, 143, **LATER)], spec={"suspend": True}),
+            Look([ended(0, 143, **LATER)], spec={"suspend": True}),
+            Look([Pod(0, **FIRST_AGAIN), Pod(1, **AGAIN)]),
+            Look([ended(0, 0, **FIRST_AGAIN), ended(1, 0, **AGAIN)]),
+            DONE,
+        ],
+        says=["0 of 2 replicas run; it is suspended"],
+        spec={"ends": True},
+    ),
+    "a replica of a TrainJob that fails after another was preempted": Course(
+        [
+            Look(BOTH),
+            Look([ended(0, 143, **LATER), ended(1, 143, **LATER)], spec={"suspend": True}),
+            Look([Pod(0, **FIRST_AGAIN), Pod(1, **AGAIN)]),
+            Look([Pod(0, **FIRST_AGAIN), ended(1, 7, **AGAIN)]),
+        ],
+        7,
+        ["trainer/1 (pod pod-1-again, node node-1) failed first, with exit code 7"],
+        spec={"ends": True},
     ),
     "an object without pods": Course(
         [*[Look()] * 30, DONE],

@@ -83,6 +83,8 @@ class ClusterStage:
         #: The attempts whose object this one may delete.
         self.own = {self.attempt}
         self.replicas: dict[str, Replica] = {}
+        #: Those that a queue has ended to give their place to others: it suspends the object, and resumes it later.
+        self.preempted: set[str] = set()
         self.told: Any = ""
         self.began = time.monotonic()
         config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
@@ -275,8 +277,11 @@ class ClusterStage:
         """Follow the object, and return it when it has ended."""
         while True:
             items = self.list_pods()
-            self.watch(items, bool((found.get("spec") or {}).get("suspend")))
-            fails = "ends" in self.spec and any(replica.code for replica in self.replicas.values())
+            suspended = bool((found.get("spec") or {}).get("suspend"))
+            self.watch(items, suspended)
+            self.preempted |= {uid for uid, replica in self.replicas.items() if suspended and replica.deleted}
+            failed = {uid for uid, replica in self.replicas.items() if replica.code}
+            fails = "ends" in self.spec and not failed <= self.preempted
             if state_of(self.spec, found) or fails:
                 return found
             # A list of 1,000 pods has several megabytes. After a minute, news can wait for 3 s: trainings take days.
