@@ -215,7 +215,7 @@ def test_what_fails_for_longer_is_an_error_that_names_the_base(proxy: Proxy, s3_
 def test_a_store_that_hangs_is_given_up(proxy: Proxy, s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A user sets this for fsspec; it is combined with torchx-kfp's settings for botocore.
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 1}})
-    monkeypatch.setattr("torchx_kfp.tracking.objects.WRITE_SECONDS", 1)
+    monkeypatch.setattr("torchx_kfp.tracking.objects._WRITE_SECONDS", 1)
     tracker = FsspecResultTracker(s3_base)
     tracker.put("run", x=1)
     proxy.faults.append(5.0)
@@ -231,7 +231,7 @@ def test_a_store_that_hangs_is_given_up(proxy: Proxy, s3_base: str, monkeypatch:
 def test_many_small_files_have_the_time_of_their_number(
     s3_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchx_kfp.tracking.objects.WRITE_SECONDS", 0)
+    monkeypatch.setattr("torchx_kfp.tracking.objects._WRITE_SECONDS", 0)
     files = {f"files/{number}": tmp_path / f"{number}" for number in range(60)}
     for path in files.values():
         path.write_bytes(b"x")

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.contract.carried.storage import PRIVATE, TEMPORARY, WRITE_SECONDS, open_storage, write_whole
+from torchx_kfp.contract.carried.storage import PRIVATE, TEMPORARY, open_storage, write_whole
 from torchx_kfp.errors import MissingCredentialsError, RefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking.store import File, Store
 
@@ -26,6 +26,9 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss",
 _MAX_OBJECT_NAME = 1024
 #: The number of concurrent requests. S3 allows thousands; a Python client makes some hundred in a second.
 _REQUESTS = 64
+#: Seconds for a write, besides those for retries. botocore waits for permission to send ("Expect: 100-continue")
+#: without a time limit.
+_WRITE_SECONDS = 30.0
 #: The bytes that add one second to the time limit of a write.
 _BYTES_PER_SECOND = 100_000
 #: The bytes that a file adds to that time limit besides its own: each one is a request.
@@ -126,7 +129,7 @@ class FsspecStore(Store):
 
     def _timed(self, call: Coroutine[Any, Any, T], size: int) -> T:
         """Return the value of a coroutine that sends bytes, within a time limit for this size."""
-        seconds = self._patience + WRITE_SECONDS + size / _BYTES_PER_SECOND
+        seconds = self._patience + _WRITE_SECONDS + size / _BYTES_PER_SECOND
         future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), self._fs.loop)
         try:
             return future.result()

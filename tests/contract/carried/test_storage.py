@@ -133,8 +133,7 @@ def test_a_workspace_waits_for_storage(away: Callable[[float], None], s3_base: s
 def test_a_write_to_a_server_that_never_answers_ends(
     s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "PATIENCE", 0)
-    monkeypatch.setattr(storage, "WRITE_SECONDS", 1)
+    monkeypatch.setattr(storage, "PATIENCE", 1)
     with Proxy(s3_server.url, otherwise=20.0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         store, path = storage.open_storage(s3_base, 0)

@@ -19,9 +19,6 @@ FILES = f"{PRIVATE}/files"
 TEMPORARY = f"{PRIVATE}-"
 #: About how many seconds stages retry calls of S3: longer than the restart of a storage server or a node's network.
 PATIENCE = 60.0
-#: Seconds for a write to an object store, besides those for retries. botocore waits for permission to send ("Expect:
-#: 100-continue") without a time limit.
-WRITE_SECONDS = 30.0
 
 
 def open_storage(base: str, patience: float = PATIENCE, config: Any = (), options: Any = (), /) -> Any:
@@ -69,7 +66,8 @@ def write_whole(store: Any, path: str, content: bytes, /) -> None:
         inner = inner.fs
     # Drivers of object stores are asynchronous, or inherit ``mv``, which copies and reads names as patterns.
     if inner.async_impl:
-        store.pipe_file(path, content, timeout=PATIENCE + WRITE_SECONDS)
+        # botocore waits for permission to send ("Expect: 100-continue") without a time limit.
+        store.pipe_file(path, content, timeout=2 * PATIENCE)
         return
     if type(inner).mv is fsspec.AbstractFileSystem.mv:
         store.pipe_file(path, content)
