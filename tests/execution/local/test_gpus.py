@@ -285,7 +285,9 @@ def test_each_replica_has_its_own(execute, monkeypatch, tmp_path):
     names = [f"GPU-{uuid.uuid4()}" for _ in range(5)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
     script = 'echo "<$CUDA_VISIBLE_DEVICES>"'
-    trainers = role("trainer", 2, "sh", "-c", script, resource=Resource(cpu=1, gpu=2, memMB=100))
+    # Network cards and memory are not GPUs.
+    others = {"nvidia.com/hostdev": 8, "nvidia.com/gpumem": 3000}
+    trainers = role("trainer", 2, "sh", "-c", script, resource=Resource(cpu=1, gpu=2, memMB=100, devices=others))
     reader = role("reader", 1, "sh", "-c", script)
     again = role(
         "trainer", 1, "sh", "-c", f"{script}; [ -e tried ] || {{ touch tried; exit 1; }}",

@@ -315,9 +315,13 @@ def read_limits(resources: Mapping[str, Any], inputs: Mapping[str, Any]) -> Limi
     )
 
 
+#: Not network cards, ``nvidia.com/hostdev``, or the memory of GPUs, ``nvidia.com/gpumem``.
+_GPU = re.compile(r"nvidia\.com/(?:gpu(?:\.shared)?|mig-.+)")
+
+
 def is_gpu(kind: str) -> bool:
     """Tell whether accelerators of this type are NVIDIA's GPUs, or parts of them: ``nvidia.com/mig-1g.5gb``."""
-    return kind.startswith("nvidia.com/")
+    return _GPU.fullmatch(kind) is not None
 
 
 def parse_quantity(text: str) -> Decimal:
