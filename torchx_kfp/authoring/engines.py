@@ -36,10 +36,10 @@ _LOGS = ("all", "first", "none")
 _QUEUE = "kueue.x-k8s.io/queue-name"
 #: The job and the container of a training runtime that run the replicas, and its kinds.
 _NODE = "node"
-#: Trainer makes the JobSet by a request in YAML, whose text cannot have these characters. It takes 128 words; the
-#: launcher adds four.
+#: Trainer makes the JobSet by a request in YAML, whose text cannot have these characters. It takes 128 words
+#: of this many characters; the launcher adds four.
 _NOT_YAML = re.compile("[\x7f-\x9f\ufffe\uffff]")
-_MOST_WORDS = 124
+_MOST_WORDS, _LONGEST_WORD = 124, 65_536
 _RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 _IN_RUNTIME = "Put it into the runtime"
 #: What the patches of a TrainJob can change of a pod and its container.
@@ -405,6 +405,12 @@ class TrainJob(Engine):
                 f"The command of role {role.name!r} has {len(words)} words, but a TrainJob takes {_MOST_WORDS}. Pass "
                 "arguments in a file, or use engine='jobset'."
             )
+        for word in words:
+            if len(word) > _LONGEST_WORD:
+                raise AppDefError(
+                    f"args of role {role.name!r} have a word of {len(word):,} characters, but a TrainJob takes "
+                    f"{_LONGEST_WORD:,}. Pass the text in a file, or use engine='jobset'."
+                )
         for text in (*words, *values):
             if found := _NOT_YAML.search(text):
                 raise AppDefError(
