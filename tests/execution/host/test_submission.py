@@ -222,7 +222,7 @@ def test_the_version_of_the_host_decides(health: Reply, refused: bool) -> None:
         assert any(request.method == "POST" for request in server.requests) is not refused
 
 
-@pytest.mark.parametrize(("version", "store"), [((2, 14), "minio-service"), ((2, 15), "seaweedfs")])
+@pytest.mark.parametrize(("version", "store"), [((2, 15), "minio-service"), ((2, 16), "seaweedfs")])
 def test_the_store_has_the_name_that_it_has_on_this_version(version: tuple[int, int], store: str) -> None:
     pipeline = load_pipeline(one)
     found = check_submission(

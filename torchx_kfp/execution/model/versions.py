@@ -43,8 +43,11 @@ def parse_version(text: str) -> Version | None:
 
 
 def address_of_store(version: Version) -> str:
-    """Return the address of KFP's own store in its cluster, as S3's clients take it."""
-    return f"http://{'seaweedfs' if version >= (2, 15) else 'minio-service'}.kubeflow:9000"
+    """Return the address of KFP's own store in its cluster, as S3's clients take it.
+
+    On 2.15, the service ``seaweedfs`` does not have this port.
+    """
+    return f"http://{'seaweedfs' if version >= (2, 16) else 'minio-service'}.kubeflow:9000"
 
 
 @dataclass(frozen=True)
