@@ -274,4 +274,4 @@ def test_macros_of_arguments(macro: str) -> None:
     assert findings_of(pipeline) == []
     [(kind, text)] = findings_of(pipeline, {"text": f"x {macro}"})
     assert kind is Kind.CHANGED
-    assert "which KFP from 2.16 on replaces in arguments of a run" in text
+    assert "KFP from 2.16 on replaces [[RunUUID]] and [[CurrentTime]] in arguments, and no other macros" in text

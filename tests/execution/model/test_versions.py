@@ -134,7 +134,7 @@ def test_numbers_in_the_items_of_a_loop(version: Version) -> None:
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_macros_in_arguments(version: Version) -> None:
     found = find(macro, version, {"text": "at [[CurrentTime]]"})
-    assert [kind for kind, text in found if "[[CurrentTime]], which KFP from 2.16 on replaces" in text] == (
+    assert [kind for kind, text in found if "[[CurrentTime]]. KFP from 2.16 on replaces" in text] == (
         [Kind.CHANGED] if version >= (2, 16) else []
     )
 

@@ -161,9 +161,9 @@ def _macros(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 Kind.CHANGED,
                 f"the argument {name!r}",
-                f"contains {macro[0]}, which KFP from 2.16 on replaces in arguments of a run, and in those of a "
-                "recurring run only for [[ScheduledTime]] and [[Index]]. A task's argument works everywhere: "
-                "dsl.PIPELINE_JOB_ID_PLACEHOLDER, dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
+                f"contains {macro[0]}. KFP from 2.16 on replaces [[RunUUID]] and [[CurrentTime]] in arguments, and no "
+                "other macros. A task's argument works everywhere: dsl.PIPELINE_JOB_ID_PLACEHOLDER, "
+                "dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
             )
 
 
