@@ -255,7 +255,7 @@ def test_signals_and_a_port_in_use(call: Program, project: Path) -> None:
         assert done.stderr == f"Error: The port {port} is in use. Take another one: --port 0 finds one that is free.\n"
         assert page.get().notices[0].startswith("There are no runs in 'local_outputs'")
         page.process.send_signal(signal.SIGINT)
-        assert page.process.communicate() == ("", "The page of runs, until Ctrl-C.\n")
+        assert page.process.communicate() == ("", "Serving the page of runs until Ctrl-C.\n")
         assert page.process.wait() == 130
 
 

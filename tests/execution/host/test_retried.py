@@ -168,7 +168,7 @@ def test_a_run_that_cannot_be_retried_says_why(retried: Retried) -> None:
     (retried.folder / "go").touch()
     succeeded = retried.submit(chain(retried.folder, {}))
     ended(retried.host, succeeded)
-    refused(succeeded, 2, f"the run {succeeded} is succeeded", "have failed")
+    refused(succeeded, 2, f"the run {succeeded} is succeeded", "only retries failed runs")
 
 
 def test_a_run_on_this_machine_is_run_again(retried: Retried) -> None:
