@@ -74,6 +74,12 @@ def user() -> None:
     kubernetes.set_security_context(echo(text="x"), run_as_user=1000)
 
 
+def optional() -> None:
+    keys = {"key": "TOKEN"}
+    kubernetes.use_config_map_as_env(echo(text="x"), "settings", keys, optional=True)
+    kubernetes.use_secret_as_env(echo(text="x"), "tokens", keys)
+
+
 def unset() -> None:
     given()
 
@@ -97,6 +103,7 @@ CHANGES: list[tuple[Callable[..., Any], Kind, str, list[Version], tuple[int, int
     (time, Kind.CHANGED, "task 'told' has {{$.pipeline_job_create_time_utc}} as its", VERSIONS[:2], (2, 14)),
     (part_of_a_claim, Kind.CHANGED, "task 'echo' mounts a part of a volume claim", VERSIONS[:2], (2, 16)),
     (user, Kind.CHANGED, "task 'echo' has a security context", VERSIONS[:2], (2, 16)),
+    (optional, Kind.MAY_FAIL, "task 'echo' takes variables from an optional secret or", VERSIONS[:1], (2, 15)),
     (numbers, Kind.CHANGED, "task 'given' gets 'number' as the text 1e-05 locally", VERSIONS[:3], (2, 14)),
     (conditional, Kind.CHANGED, "task 'perhaps' contains dsl.IfPresentPlaceholder", VERSIONS[:3], (2, 14)),
     (unset, Kind.MAY_FAIL, "task 'given' is not given the input 'number'", VERSIONS[3:], (2, 14)),

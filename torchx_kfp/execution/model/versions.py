@@ -118,6 +118,17 @@ def _workspace(checked: Checked) -> Iterator[Finding]:
 
 
 @_of_tasks
+def _optional(place: ScopedTask) -> _Found:
+    settings = place.component.platform
+    if any(one.get("optional") for key in ("secretAsEnv", "configMapAsEnv") for one in settings.get(key) or ()):
+        yield (
+            Kind.MAY_FAIL,
+            "takes variables from an optional secret or config map, without which KFP before 2.15 does not start the "
+            "stage. Create it in the namespace of the runs",
+        )
+
+
+@_of_tasks
 def _literals(place: ScopedTask) -> _Found:
     if names := [name for name, its in place.component.inputs.items() if its.literals]:
         yield (
@@ -264,6 +275,7 @@ def _retries(place: ScopedTask) -> _Found:
 CHANGES = (
     Change(Version(2, 15), before=_task_config),
     Change(Version(2, 15), before=_workspace),
+    Change(Version(2, 15), before=_optional),
     Change(Version(2, 16), before=_literals_of_the_pipeline),
     Change(Version(2, 16), before=_times),
     Change(Version(2, 16), after=_macros),
