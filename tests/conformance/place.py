@@ -63,7 +63,7 @@ class Place:
         if not word.startswith('{"stage":'):
             return word
         specification = json.loads(word)
-        for container in _containers(specification["object"]):
+        for container in _containers(specification):
             container["image"] = self.image_of(container["image"])
         return json.dumps(specification, separators=(",", ":"))
 

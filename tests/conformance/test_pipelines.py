@@ -9,7 +9,9 @@ import pytest
 from tests.cases import FAMILIES, Case, load_cases
 from tests.conformance.conftest import NAMED
 from tests.conformance.pipelines import replicas
+from tests.conformance.place import Place
 from tests.conformance.suite import Suite
+from torchx_kfp.execution.pipeline.load import load_pipeline
 
 #: What the tests run on their own host, which runs pipelines as this machine does: each of what makes names and states
 #: of stages, and those that end in an unusual way.
@@ -44,6 +46,14 @@ def test_pipeline(case: Case, suite: Suite, record_property: Callable[[str, obje
     verdict = suite.prove(case)
     record_property("kfp", (case.name, verdict.there, verdict.here, verdict.differences, verdict.expected))
     assert verdict.expected or not verdict.differences, f"run {verdict.run_id}: " + "\n".join(verdict.differences)
+
+
+@pytest.mark.parametrize("engine", ["job", "jobset"])
+def test_replicas_have_the_image_of_the_place(engine: str) -> None:
+    spec, platform = load_pipeline(replicas(engine).pipeline).copy_documents()
+    assert '"image":"python:3.11"' in str(spec)
+    Place("http://host", "s3://bucket", image="suite:1").fit(spec, platform)
+    assert ("python:3.11" in str(spec), '"image":"suite:1"' in str(spec)) == (False, True)
 
 
 @pytest.mark.parametrize("engine", NAMED.engines if NAMED else ("job",))
