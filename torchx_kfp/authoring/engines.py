@@ -408,8 +408,8 @@ class TrainJob(Engine):
         for word in words:
             if len(word) > _LONGEST_WORD:
                 raise AppDefError(
-                    f"args of role {role.name!r} have a word of {len(word):,} characters, but a TrainJob takes "
-                    f"{_LONGEST_WORD:,}. Pass the text in a file, or use engine='jobset'."
+                    f"args of role {role.name!r} have a word of {len(word):,} characters, but a TrainJob of "
+                    f"Kubeflow Trainer 2.2 takes {_LONGEST_WORD:,}. Pass the text in a file, or use engine='jobset'."
                 )
         for text in (*words, *values):
             if found := _NOT_YAML.search(text):
