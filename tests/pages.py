@@ -120,7 +120,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def is_part(block: Block) -> bool:
-    """Tell whether a Python block is a file or part of a pipeline, rather than a program."""
+    """Return whether a Python block is a file or part of a pipeline, rather than a program."""
     return bool(_FILE.match(block.text)) or block.text.startswith(IN_PIPELINE)
 
 
@@ -203,7 +203,7 @@ def comparable(text: str) -> str:
 
 
 def agrees(said: str, printed: Printed) -> bool:
-    """Tell whether a page's output is the command's output: its results, its messages, or both."""
+    """Return whether a page's output is the command's output: its results, its messages, or both."""
     return not said or _shown(said, printed) is not None
 
 

@@ -28,17 +28,17 @@ def explain(error: OSError) -> str:
 
 
 class AppDefError(TorchxKfpError, ValueError):
-    """An AppDef, a function, an option, a channel or a search cannot become stages without losing something."""
+    """An AppDef, function, option, channel or search cannot be translated completely."""
 
 
 class WorkspaceError(TorchxKfpError, ValueError):
-    """A folder cannot travel with a run, or its archive cannot be used."""
+    """A folder cannot be packed for a run, or its archive cannot be used."""
 
     exit_code = 2
 
 
 class UnknownNameError(TorchxKfpError, KeyError):
-    """There is no stage, result, output, alias or metric with this name. The message names those that exist."""
+    """No stage, result, output, alias or metric has this name. The message lists the existing names."""
 
     __str__ = Exception.__str__  # KeyError would put the message in quotes
 
@@ -66,11 +66,11 @@ class RefusedError(TrackerError, ValueError):
 
 
 class CorruptResultError(TrackerError, ValueError):
-    """What is stored under a key is not what was recorded: malformed results, or changed files of an artifact."""
+    """Stored records are corrupt: malformed results, or changed files of an artifact."""
 
 
 class NotRecordedError(TrackerError, LookupError):
-    """The run has not recorded this: any results, or an artifact with this name and its files."""
+    """The run did not record this: any results, or an artifact with this name and its files."""
 
 
 class MissingExtraError(TorchxKfpError, ImportError):
@@ -84,21 +84,21 @@ class HostError(TorchxKfpError):
 
 
 class HostSettingsError(HostError, ValueError):
-    """No KFP host is given, or the settings of the connection to it are wrong."""
+    """No KFP host is configured, or its connection settings are wrong."""
 
     exit_code = 2
 
 
 class HostUnreachableError(HostError):
-    """The KFP host does not answer, or something else answers in its place."""
+    """The KFP host does not answer, or the answer is not from KFP."""
 
 
 class HostAnswerLostError(HostUnreachableError):
-    """The answer of a KFP host was lost; it may have carried out the request, such as to start a run."""
+    """The response of a KFP host was lost; the request, such as starting a run, may have succeeded."""
 
 
 class HostCredentialsError(HostError):
-    """The KFP host does not accept the credentials, or they do not suffice."""
+    """The KFP host rejected the credentials, or they lack permission."""
 
 
 class HostNotFoundError(HostError, LookupError):
@@ -112,7 +112,7 @@ class HostRefusedError(HostError, ValueError):
 
 
 class UnsupportedPipelineError(TorchxKfpError, ValueError):
-    """The pipeline uses something that cannot run on this machine."""
+    """The pipeline uses something that cannot run locally."""
 
     exit_code = 2
 
@@ -134,7 +134,7 @@ class UnknownRunError(ArgumentError, LookupError):
 
 
 class ContainerEngineError(TorchxKfpError):
-    """Stages were to run in containers, but no container engine answers."""
+    """Stages need containers, but no container engine answers."""
 
 
 class StageFailedError(TorchxKfpError):

@@ -1,4 +1,4 @@
-"""Run compiled KFP v2 pipelines on this machine, with stages as plain processes or in containers.
+"""Run compiled KFP v2 pipelines locally, with stages as plain processes or in containers.
 
 from torchx_kfp.local import run
 
@@ -77,14 +77,14 @@ __all__ = [
 
 
 class LocalRun(RunReader, ReadableRun):
-    """A run of this machine, of this process or another one, that may be in progress."""
+    """A local run, of this process or another one, which may be in progress."""
 
     def __repr__(self) -> str:
         return f"<LocalRun {self.run_id}>"
 
 
 def attach(run: str = LATEST, *, output_dir: str | os.PathLike[str] = OUTPUT_DIR) -> LocalRun:
-    """Return a run of this machine.
+    """Return a local run.
 
     Args:
         run: its id, the beginning or the end of it, ``latest``, or its folder.
@@ -98,7 +98,7 @@ def attach(run: str = LATEST, *, output_dir: str | os.PathLike[str] = OUTPUT_DIR
 
 
 def runs(*, output_dir: str | os.PathLike[str] = OUTPUT_DIR) -> list[str]:
-    """Return the ids of the runs of this machine, the newest first.
+    """Return the ids of local runs, newest first.
 
     Raises:
         ArgumentError: ``output_dir`` is not a folder.

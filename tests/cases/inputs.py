@@ -198,8 +198,8 @@ def order() -> dict:
 
 @case(
     state="failed",
-    expected="a whole number above 2**53 fails a stage here, and is rounded on KFP",
-    reasons={"order": ("returned the whole number 9007199254740993 as its output 'Output'", "Return it as text")},
+    expected="an integer above 2**53 fails a stage here, and is rounded on KFP",
+    reasons={"order": ("returned the integer 9007199254740993 as its output 'Output'", "Return it as text")},
 )
 def an_output_above_2_to_53():
     order()

@@ -110,7 +110,7 @@ def test_stages_of_different_users_record_below_one_base(execute, tmp_path):
         ("rm $out; truncate -s 17M $out", "is larger than 16 MiB"),
         ("mkfifo $report", "executor_output.json is a FIFO"),
         ("mkdir $data; mkfifo $data/x", "data/x is a FIFO"),
-        ("echo >/model; ln -s /model $data", "data is a link to /model, which is not on this machine"),
+        ("echo >/model; ln -s /model $data", "data is a link to /model, which does not exist locally"),
     ],
 )
 def test_outputs_that_cannot_be_read(execute, script, fact):

@@ -26,7 +26,7 @@ class Fault:
     body: str | None = None
 
     def takes(self, method: str, target: str) -> bool:
-        """Tell whether the fault happens to a request, and count it."""
+        """Return whether the fault happens to a request, and count it."""
         if self.times <= 0 or self.method not in ("", method) or not re.search(self.path, target):
             return False
         self.times -= 1

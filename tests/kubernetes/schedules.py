@@ -370,7 +370,7 @@ def end(trial: Trial) -> None:
 
 
 def state_of(found: Object) -> str:
-    """Return ``succeeded``, ``failed`` or nothing."""
+    """Return ``succeeded``, ``failed`` or an empty text."""
     status = found.get("status", {})
     states = [each["type"] for each in status.get("conditions", ()) if each["status"] == "True" and "type" in each]
     if {"Complete", "Completed"} & {*states}:

@@ -402,7 +402,7 @@ RESULTS = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), min_
 
 
 def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Tell whether both are equal, including types and order, with NaN equal to NaN."""
+    """Return whether both are equal, including types and order, with NaN equal to NaN."""
     return repr(list(ours.items())) == repr(list(theirs.items()))
 
 

@@ -141,7 +141,7 @@ def _compact(text: str) -> str:
 
 
 def agrees(expected: str, printed: str) -> bool:
-    """Tell whether the output is what the file says."""
+    """Return whether the output is what the file says."""
     return re.fullmatch(re.escape(expected).replace(re.escape("..."), ".*"), printed) is not None
 
 

@@ -89,7 +89,7 @@ def a_dev_host(folder: Path) -> Iterator[Around]:
 
 
 def _is_in(folder: Path, pid: str) -> bool:
-    """Tell whether a process has been started in a folder."""
+    """Return whether a process has been started in a folder."""
     try:
         return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(folder)
     except OSError:  # it has ended, or is another user's

@@ -304,7 +304,7 @@ def parse_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
         path = str(folder).removeprefix("file://")
         if not path or "://" in path:
             raise AppDefError(
-                f"The workspace of {where} has the project {folder!r}. Give a folder of this machine, which is packed "
+                f"The workspace of {where} has the project {folder!r}. Give a local folder, which is packed "
                 "when the pipeline is submitted."
             )
         place = posixpath.normpath(target or ".")
@@ -319,9 +319,9 @@ def parse_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
 
 
 def whole_number(value: object, where: str, least: int) -> int:
-    """Return the value if it is a whole number of at least ``least``."""
+    """Return the value if it is an integer >= ``least``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or value < least:
-        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a whole number, {least} or more.")
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give an integer, {least} or more.")
     return int(value)
 
 

@@ -147,7 +147,7 @@ def parse_checked(value: object, where: str) -> Text:
 
 
 def contains_channel(value: object) -> bool:
-    """Check whether a value is or contains a channel, also as text or in lists, dicts and dataclasses."""
+    """Return whether a value is or contains a channel, also as text or in lists, dicts and dataclasses."""
     if value is None or isinstance(value, int):
         return False
     if isinstance(value, str):
@@ -267,7 +267,7 @@ def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
 
 
 def _loop_items(where: str) -> list[pipeline_channel.PipelineChannel]:
-    """Return the items of the surrounding loops, the innermost first."""
+    """Return the items of the surrounding loops, innermost first."""
     loops = [group for group in reversed(pipeline_here(where).groups) if isinstance(group, tasks_group.ParallelFor)]
     for loop, attribute in itertools.product(loops, ("name", "task_name", "channel_type", "pipeline")):
         if isinstance(getattr(loop.loop_argument, attribute), for_loop.LoopArgumentVariable):

@@ -260,7 +260,7 @@ class _Call:
 
 
 def _can_pass(default: object, kind: str) -> bool:
-    """Check whether KFP can pass on a default, if there is one."""
+    """Return whether KFP can pass on a default, if there is one."""
     if default is inspect.Parameter.empty:
         return True
     if kind == "NUMBER_DOUBLE":

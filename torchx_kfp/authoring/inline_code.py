@@ -152,7 +152,7 @@ def _program_of_shell(words: Sequence[str], option: int) -> int | None:
 
 
 def _find_mixed_code(words: Sequence[str]) -> tuple[int, bool] | None:
-    """Return the same as ``_find_code`` for code with a channel inside. A channel that is the whole word is fine."""
+    """Return the same as ``_find_code``, for code that contains a channel. A channel that is the whole word is fine."""
     found = _find_code(words)
     return found if found and _CHANNEL in words[found[0]] and words[found[0]] != _CHANNEL else None
 

@@ -33,12 +33,12 @@ def component_name(name: str) -> str:
 
 
 def is_input_name(name: str) -> bool:
-    """Check whether an input can have this name. KFP uses inputs as parameters of functions and of a method."""
+    """Return whether an input can have this name. KFP uses inputs as parameters of functions and of a method."""
     return is_shell_variable(name) and not keyword.iskeyword(name) and name != "self"
 
 
 def is_shell_variable(name: str) -> bool:
-    """Check whether shells pass on a variable with this name; dash drops others."""
+    """Return whether shells pass on a variable with this name; dash drops others."""
     return name.isascii() and name.isidentifier()
 
 

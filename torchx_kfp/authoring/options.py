@@ -79,7 +79,7 @@ class StageOptions:
             of ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their output, and ends with
             them; it needs python3 (3.8 or newer) in the image of the first role. An engine also runs a single replica
             whose mounts or devices KFP has no place for.
-        replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number
+        replicas: the number of replicas, if it is known only when the stage runs: a channel for an integer
             from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
         inputs: patterns of files of the workspace that the stage reads although its code does not name them, such as
             ``data/*.csv``. If one of them changes, the stage runs again.

@@ -82,7 +82,7 @@ ReadSource = Reference | str | Text
 
 
 def is_list(source: ReadSource) -> bool:
-    """Check whether a parent is several stages."""
+    """Return whether a parent is several stages."""
     return isinstance(source, tuple) or (isinstance(source, Reference) and source.type == "LIST")
 
 

@@ -75,7 +75,7 @@ Text = tuple["str | Reference", ...]
 
 
 def is_constant(parts: Text) -> bool:
-    """Check whether the parts are one constant text."""
+    """Return whether the parts are one constant text."""
     return len(parts) == 1 and isinstance(parts[0], str)
 
 

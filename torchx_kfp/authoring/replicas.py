@@ -208,7 +208,7 @@ def _parse_count(count: object, role: specs.Role) -> Text:
         # To KFP, an item of a list is a string, and so are its fields.
         if kind not in ("NUMBER_INTEGER", "STRING"):
             what = f"a channel of the type {kind}" if len(parts) == 1 else "text with a channel"
-            raise AppDefError(f"{where} is {what}. Give a channel for a whole number, such as an int result.")
+            raise AppDefError(f"{where} is {what}. Give a channel for an integer, such as an int result.")
         return parts
     fewest, most = getattr(role, "min_replicas", None) or 1, role.num_replicas
     if not fewest <= whole_number(count, where, 1) <= most:

@@ -68,7 +68,7 @@ _PATHS = (
 
 
 def matcher(lines: Iterable[str]) -> Callable[[str], bool]:
-    """Return a test of paths for lines in the syntax of ``.gitignore``; the last matching line decides."""
+    """Return a predicate for paths from lines in ``.gitignore`` syntax; the last matching line decides."""
     from pathspec import GitIgnoreSpec  # loaded when a workspace is packed
 
     # Its own match_file depends on the engine of regular expressions that is installed: without google-re2, version 1.1
@@ -82,7 +82,7 @@ def matcher(lines: Iterable[str]) -> Callable[[str], bool]:
 
 
 def credentials_matcher() -> Callable[[str], bool]:
-    """Return a test of whether a path is that of a file that usually has credentials."""
+    """Return a predicate for paths of files that usually contain credentials."""
     in_name, in_path = matcher(_NAMES), matcher(f"**/{path}" for path in _PATHS)
 
     def looks_secret(path: str) -> bool:

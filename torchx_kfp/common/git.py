@@ -1,4 +1,4 @@
-"""The state of a folder in git; unknown without git, outside a repository, or if git fails."""
+"""The state of a folder in git; unknown if git is missing or fails, or outside a repository."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_git(folder: str, *words: str) -> bytes | None:
 
 
 def read_git_state(folder: str, names: Collection[str]) -> GitState | None:
-    """Return the state of a folder's repository; None if there is none, or it has no commit.
+    """Return the state of a folder's repository; None if it has none, or no commit.
 
     Args:
         folder: the folder, at the top of the repository or below.

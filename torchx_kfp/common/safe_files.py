@@ -4,7 +4,7 @@
 the same folder, is forced to disk, and is then renamed. A killed writer leaves the temporary file behind; its name
 begins with ``TEMPORARY``.
 
-The folder of a run, and a tracker base, may come from somebody else. Reading a FIFO or a device may never end, and a
+Run folders and tracker bases may come from others. Reading a FIFO or a device may block forever, and a
 link may lead to the user's own files: ``open_regular`` rejects both.
 """
 
@@ -28,7 +28,7 @@ _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket",
 
 
 class UnfitFileError(OSError):
-    """A path does not lead to a readable regular file.
+    """The path is not a readable regular file.
 
     Attributes:
         mode: the mode bits at the path; 0 if they are not the reason.
@@ -40,7 +40,7 @@ class UnfitFileError(OSError):
 
 
 def special_kind(mode: int) -> str:
-    """Return the name of a kind that is neither file nor folder, or "": opening or reading it may never end."""
+    """Return the kind of anything but a file or folder, or "": opening or reading it may block forever."""
     return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else _kind(mode)
 
 
@@ -49,7 +49,7 @@ def _kind(mode: int) -> str:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Return whether a path, or URL, is a folder or inside it, judging by its text."""
+    """Return whether a path or URL is a folder or inside it, by its text."""
     path = path if "://" in path else os.path.normpath(path)
     return path == folder or path.startswith(os.path.join(folder, ""))
 
@@ -125,7 +125,7 @@ def write_file(
 
 
 def make_folder(folder: str, mode: int | None = None) -> None:
-    """Create a folder and those above it, with these mode bits, unless they exist."""
+    """Create a folder and its missing parents with these mode bits."""
     missing = []
     while not os.path.isdir(folder or os.curdir):
         missing.append(folder)
@@ -181,5 +181,5 @@ def copy_content(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def temporary_name() -> str:
-    """Return a new name for an incomplete file, or one to be removed."""
+    """Return a new name for an incomplete file, or a file to be removed."""
     return f"{TEMPORARY}{os.urandom(8).hex()}"

@@ -23,7 +23,7 @@ def keywords_of(kind: type) -> list[inspect.Parameter]:
 
 
 def with_keywords(keywords: Iterable[inspect.Parameter]) -> Callable[[_Function], _Function]:
-    """Return a decorator that replaces the last parameter, ``**options``, by these in a function's signature."""
+    """Return a decorator that replaces the last parameter, ``**options``, with these in a function's signature."""
 
     def decorate(function: _Function) -> _Function:
         *own, _ = (signature := inspect.signature(function)).parameters.values()

@@ -65,12 +65,12 @@ def joined(names: Iterable[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number with its noun: ``1 file``, ``1,000 files``, ``0 files``."""
+    """Format a number with its noun: ``1 file``, ``1,000 files``, ``0 files``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float, *, whole: bool = False) -> str:
-    """Write a duration in at most two units: ``0.35s``, ``9.0s``, ``12m 05s``, ``3h 02m``, ``2d 07h``, ``30d``.
+    """Format a duration in at most two units: ``0.35s``, ``9.0s``, ``12m 05s``, ``3h 02m``, ``2d 07h``, ``30d``.
 
     Args:
         seconds: the duration; negative ones, from clocks that were set back, count as 0.
@@ -114,7 +114,7 @@ def size_text(size: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Write a time (seconds since the epoch) with its time zone: ``2026-01-31 14:05:09 +0000``."""
+    """Format a time (seconds since the epoch) with its time zone: ``2026-01-31 14:05:09 +0000``."""
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
@@ -131,12 +131,12 @@ def shown(value: object, limit: int = 120) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """Return a message without users and passwords in URLs, which errors of drivers may repeat."""
+    """Return a message without users and passwords in URLs, which driver errors may contain."""
     return _USER.sub("://...@", text)
 
 
 def shorten(text: str, limit: int, *, keep: str = "start") -> str:
-    """Shorten text to ``limit`` characters, with ``…`` for the omitted part.
+    """Shorten text to ``limit`` characters; ``…`` replaces the rest.
 
     Args:
         text: a text in one line.
@@ -156,10 +156,10 @@ def shorten(text: str, limit: int, *, keep: str = "start") -> str:
 def did_you_mean(name: object, names: Iterable[str]) -> str:
     """Return a sentence that suggests the most similar name, after a space, or "" if none is similar.
 
-    Beginnings of names count as well: ``digtis`` is similar to ``digits-20260101-120000``.
+    Prefixes of names also match: ``digtis`` is similar to ``digits-20260101-120000``.
 
     Args:
-        name: the wrong name; programs may pass values other than text.
+        name: the wrong name; callers may pass non-text values.
         names: the known names.
     """
     near = most_similar(str(name), names)
@@ -224,7 +224,7 @@ class SuggestingDict(dict[str, V]):
 
 
 def describe_unknown(owner: str, kind: str, name: object, known: Iterable[str]) -> str:
-    """Return a message about an unknown name, with the known ones.
+    """Return a message about an unknown name that lists the known ones.
 
     Args:
         owner: the owner of the values, as the beginning of a sentence: ``The stage 'train'``.

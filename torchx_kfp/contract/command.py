@@ -20,7 +20,7 @@ its WORDS are those of the launcher (``launcher_words``) and of its replicas, an
 with WORKSPACE.
 
 VALUES is the input ``stage``: the stage's name, the alias of each PARENT, and the values of the words that MASK marks.
-Everything else is the same for all stages of the same shape. KFP's backend stores such a container only once, together
+Everything else is equal for all stages of the same shape. KFP's backend stores such a container only once, together
 with one component, and compares only the text of containers. So the text must differ if the components do: the script's
 NAME contains a digest of the component's inputs, defaults and outputs. It also contains the version of the command's
 form and the parts of the script. Readers treat a command of another version as foreign.
@@ -167,7 +167,7 @@ def launcher_words(program: str, specification: LauncherSpec) -> tuple[str, ...]
 
 @dataclass(frozen=True)
 class DecodedCommand:
-    """The facts in the command of a stage. Placeholders that are not filled in remain.
+    """The decoded command of a stage. Placeholders that are not filled in remain.
 
     Attributes:
         is_own: whether the command has a script of this package.

@@ -47,7 +47,7 @@ def is_stage_input(name: str) -> bool:
 
 
 def identifier(name: str) -> str:
-    """Replace each run of characters other than ASCII letters, digits and ``_`` by one ``_``."""
+    """Replace each run of characters other than ASCII letters, digits and ``_`` with one ``_``."""
     return re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
 
 
@@ -86,7 +86,7 @@ _KEPT_UNPRINTABLE = "\t\n\r"
 
 
 def find_rewritten(text: str) -> str | None:
-    """Return the first piece of the text that an engine would change; None without one."""
+    """Return the first piece of text that an engine would change, or None."""
     found = _REWRITTEN.search(text)
     if found:
         return found.group()
@@ -114,7 +114,7 @@ def plain_json(value: object) -> str:
 
 
 def large_character(text: str) -> str:
-    """Return the first character above U+FFFF for a message; empty without one."""
+    """Return the first character above U+FFFF for a message, or an empty text."""
     found = _LARGE.search(text)
     return f"{found.group()!r} (U+{ord(found.group()):X})" if found else ""
 

@@ -290,10 +290,10 @@ def code_name(digest: str) -> str:
 
 
 def is_code_name(word: object) -> bool:
-    """Check whether a word of a command is the name of its code: see ``CODE_URL``."""
+    """Return whether a word of a command is the name of its code: see ``CODE_URL``."""
     return isinstance(word, str) and _CODE.fullmatch(word) is not None
 
 
 def is_workspace(word: str) -> bool:
-    """Check whether a word of a command is the URL of its workspace, or the name of its code."""
+    """Return whether a word of a command is the URL of its workspace, or the name of its code."""
     return is_code_name(word) or workspace_digest(word) is not None

@@ -25,14 +25,14 @@ WordNumbers = Sequence["int | None"]
 
 
 class ReplicaCount(NamedTuple):
-    """How many replicas run, and of how many."""
+    """The numbers of running and of all replicas."""
 
     running: int
     total: int
 
     @classmethod
     def parse(cls, line: str) -> ReplicaCount | None:
-        """Return the replicas that a line of a distributed stage's output counts; None if it does not."""
+        """Return the numbers of replicas in a line of a distributed stage's output, if any."""
         found = _COUNT.match(line)
         return None if found is None else cls(int(found[1]), int(found[2]))
 
@@ -42,7 +42,7 @@ class RoleSpec:
     """A role for the launcher.
 
     The stage has ``most`` replicas of it, or the number in the word ``count``, which must be at least ``fewest``. A
-    variable without text is as the launcher has it, if it does. ``pod`` is the template of its pods; it has the image,
+    variable without text has the launcher's value, if any. ``pod`` is the template of its pods; it has the image,
     unless ``image`` has it.
     """
 
@@ -97,7 +97,7 @@ class LauncherSpec:
 
     @classmethod
     def from_json(cls, data: Any) -> LauncherSpec:
-        """Return the specification that JSON has.
+        """Return the specification in this JSON.
 
         Raises:
             TypeError: it is not a specification.
@@ -158,11 +158,11 @@ class ReplicaRole:
 
     @property
     def variables(self) -> list[Mapping[str, Any]]:
-        """The entries of its environment that are not filled in by the launcher."""
+        """The entries of its environment that the launcher does not fill in."""
         return [one for one in self.pod["containers"][0].get("env") or () if "name" in one]
 
     @property
     def mounts(self) -> list[str]:
-        """The paths of its mounts, but for the shared memory that each pod gets."""
+        """The paths of its mounts, except the shared memory of each pod."""
         mounts = self.pod["containers"][0].get("volumeMounts") or ()
         return [mount["mountPath"] for mount in mounts if mount["mountPath"] != "/dev/shm"]

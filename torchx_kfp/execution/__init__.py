@@ -1,1 +1,1 @@
-"""Run, follow and report KFP pipelines, on this machine and on a host; nothing here needs TorchX."""
+"""Run, follow and report KFP pipelines, locally and on a host; nothing in it needs TorchX."""

@@ -69,7 +69,7 @@ def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
     objectives = {
         name: float(recorded[name])
         for name in definition["objectives"]
-        # False for NaN, and for whole numbers beyond the range of floats.
+        # False for NaN, and for integers beyond the range of floats.
         if type(recorded.get(name)) in (int, float) and abs(recorded[name]) <= sys.float_info.max
     }
     code = recorded.get("exit_code", 0)

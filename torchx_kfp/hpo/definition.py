@@ -51,7 +51,7 @@ def define_search(
     check_count("rounds", rounds)
     check_count("trials", trials)
     if seed is not None and type(seed) is not int:
-        raise AppDefError(f"seed is {seed!r}. Give a whole number, or leave it out.")
+        raise AppDefError(f"seed is {seed!r}. Give an integer, or leave it out.")
     definition: dict[str, Any] = {
         "parameters": dict(parameters),
         "objectives": objectives,
@@ -77,9 +77,9 @@ def results_of(definition: Mapping[str, Any]) -> dict[str, type[Any]]:
 
 
 def check_count(what: str, value: object) -> None:
-    """Reject values other than None and whole numbers above 0."""
+    """Reject values other than None and integers above 0."""
     if value is not None and (type(value) is not int or value < 1):
-        raise AppDefError(f"{what} is {value!r}. Give a whole number, 1 or more.")
+        raise AppDefError(f"{what} is {value!r}. Give an integer, 1 or more.")
 
 
 def _check_parameters(parameters: Mapping[str, Space]) -> None:

@@ -28,7 +28,7 @@ def place(space: Any, share: float, room: float = 0.0) -> Any:
     Args:
         space: a parameter with bounds.
         share: 0 for the lower bound, to 1 for the upper one.
-        room: the extension of the range at both ends. With 0.5, the first and last whole numbers are as likely as
+        room: the extension of the range at both ends. With 0.5, the first and last integers are as likely as
             others.
     """
     if share in (0, 1):
@@ -48,7 +48,7 @@ def points(space: Any) -> Any:
     if "points" not in space:
         return range(low, high + 1)
     shares = (index / (space["points"] - 1) for index in range(space["points"]))
-    # Two points may round to the same whole number.
+    # Two points may round to the same integer.
     return list(dict.fromkeys(place(space, share) for share in shares))
 
 

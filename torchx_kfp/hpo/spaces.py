@@ -13,7 +13,7 @@ from typing import Any
 
 from torchx_kfp.errors import AppDefError
 
-#: The largest whole number up to which doubles, which KFP passes, represent all whole numbers.
+#: The largest integer up to which doubles, which KFP passes, represent all integers.
 _LARGEST_INT = 2**53
 
 
@@ -60,7 +60,7 @@ def log(low: builtins.float, high: builtins.float, *, points: builtins.int | Non
 
 
 def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: builtins.int | None = None) -> Space:
-    """Return the space of the whole numbers from ``low`` to ``high``.
+    """Return the space of the integers from ``low`` to ``high``.
 
     Args:
         low: the lower bound.
@@ -73,7 +73,7 @@ def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: bui
     """
     if not all(type(bound) is builtins.int and abs(bound) <= _LARGEST_INT for bound in (low, high)):
         raise AppDefError(
-            f"hpo.int({low!r}, {high!r}) needs whole numbers such as hpo.int(1, 8), up to 2**53: KFP rounds larger "
+            f"hpo.int({low!r}, {high!r}) needs integers such as hpo.int(1, 8), up to 2**53: KFP rounds larger "
             "ones. Search for their logarithm instead."
         )
     return _range("int", builtins.int, low, high, log, points)

@@ -132,7 +132,7 @@ class StoredFiles:
         return _parse_list(content)
 
     def is_at(self, path: str) -> bool:
-        """Check whether a local file or folder has the same content."""
+        """Return whether a local file or folder has the same content."""
         try:
             return _read_local(path).sha256 == self.sha256
         except (OSError, RefusedError):

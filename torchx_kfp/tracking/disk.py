@@ -132,7 +132,7 @@ class DiskStore(Store):
         self._remove_empty_folders(key)
 
     def _remove_empty_folders(self, key: str) -> None:
-        """Remove the empty folders of a key, the innermost first."""
+        """Remove the empty folders of a key, innermost first."""
         while key := key.rpartition("/")[0]:
             try:
                 os.rmdir(self._path(key))

@@ -112,7 +112,7 @@ class FsspecStore(Store):
                 raise self.problem("read", key, content) from content
 
     def _is_empty(self, path: str, error: BaseException) -> bool:
-        """Check whether the range was rejected because the object is empty."""
+        """Return whether the range was rejected because the object is empty."""
         with contextlib.suppress(Exception):  # the first error is reported
             return bool(_RANGE.search(str(error))) and self._fs.size(path) == 0
         return False

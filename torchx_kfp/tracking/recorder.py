@@ -212,6 +212,6 @@ def describe_code(code: Code) -> str:
 
 
 def is_run_id(text: str, run: str) -> bool:
-    """Check whether the text is an execution id of this pipeline run, and a valid key."""
+    """Return whether the text is an execution id of this pipeline run, and a valid key."""
     parts = run_id_parts(text)
     return parts is not None and parts[0] == run and is_key(text)

@@ -30,7 +30,7 @@ REPLAY_OF = "replays"
 
 
 def is_replay(run_id: str) -> bool:
-    """Check whether ``replay`` made this id of an execution or a pipeline run."""
+    """Return whether ``replay`` made this id of an execution or a pipeline run."""
     return _REPLAY.match(run_id) is not None
 
 

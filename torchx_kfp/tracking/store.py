@@ -73,7 +73,7 @@ def key_text(key: Key) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Check whether text can be a key. The name of an external source need not be one."""
+    """Return whether text can be a key. The name of an external source need not be one."""
     return _problem(text) is None
 
 

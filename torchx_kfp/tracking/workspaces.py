@@ -410,7 +410,7 @@ def _entry(root: str, name: str) -> WorkspaceFile:
 
 
 def _leads_out(path: str, top: str) -> bool:
-    """Check whether a link leads out of the folder, or back into it only through the folder's local name."""
+    """Return whether a link leads out of the folder, or back into it only through the folder's local name."""
     to = os.readlink(path)
     by_text = os.path.normpath(os.path.join(os.path.relpath(os.path.dirname(path), top), to))
     # Both the text and the target count: a link to the top followed by "..", or to another link, could lead out.

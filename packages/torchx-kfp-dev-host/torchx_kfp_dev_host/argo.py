@@ -148,5 +148,5 @@ class Node:
 
 
 def is_hook(task: Task) -> bool:
-    """Tell whether a task is an exit task, which Argo has as a hook of the task before it."""
+    """Return whether a task is an exit task, which Argo has as a hook of the task before it."""
     return task.ignores_failures and bool(task.depends_on)

@@ -61,5 +61,5 @@ def test_what_a_run_does_not_apply_is_a_note(call: Program, tmp_path: Path) -> N
     compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
     checked = call("check", "p.yaml", "--strict")
     volume = "the volume claim 'data' (make the directory /no/data, or use --docker)"
-    note = f"A run on this machine does not apply: {volume}.\n"
+    note = f"A local run does not apply: {volume}.\n"
     assert (checked.returncode, checked.stderr) == (0, f"pipeline: 0 findings.\n{note}")

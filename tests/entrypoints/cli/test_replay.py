@@ -222,7 +222,7 @@ def test_what_is_not_as_it_was_is_said_before_the_start(call):
     assert done.stdout == "says $HOME {{x}} \n"
     head, secret, _ = done.stderr.splitlines()[:3]
     assert head.endswith("Differences from the original:")
-    assert secret.startswith("- Not applied on this machine: the secret 'keys' (set TOKEN, or give --secret keys=FILE")
+    assert secret.startswith("- Not applied locally: the secret 'keys' (set TOKEN, or give --secret keys=FILE")
     assert "app:1" not in done.stderr
     assert "What is not" not in call("replay", "latest/make").stderr
     done = call("replay", "latest/plain", "--env", "TOKEN=t", "--unset", "NOTHING")

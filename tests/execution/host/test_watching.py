@@ -298,7 +298,7 @@ def test_what_a_stage_waits_for_is_shown_with_kubernetes_own_word(program: Progr
 
 
 def test_the_newest_run_of_a_host_is_not_canceled_by_mistake(kfp_host: KfpHost, program: Program) -> None:
-    """Where there are no runs on this machine, ``latest`` may be another user's."""
+    """Where there are no local runs, ``latest`` may be another user's."""
     run = kfp_host.make_run(1)
     done = program("cancel", "latest", TORCHX_KFP_HOST=kfp_host.url)
     assert (done.returncode, done.stdout) == (2, "")

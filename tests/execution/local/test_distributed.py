@@ -253,6 +253,6 @@ def test_one_container_cannot_have_several_images(one):
     with pytest.raises(UnsupportedPipelineError) as caught:
         run(pipeline, docker=True, watch=Watch())
     first, roles, launcher = str(caught.value).splitlines()
-    assert "'pipeline' cannot run on this machine" in first
+    assert "'pipeline' cannot run locally" in first
     assert re.search(says("'different'", "'a'", f"'{one}'", "'c'", "'two:1'", "--docker"), roles)
     assert re.search(says("'its-own'", "launcher", "'p:3'", f"'{one}'"), launcher)

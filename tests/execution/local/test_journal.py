@@ -223,7 +223,7 @@ def test_a_run_is_found_by_what_is_unique(runs):
     [
         ("digits-", ["'digits-' matches 2 runs in", f": {NAMES[1]}, {NAMES[0]}. "]),
         ("helo", ["There is no run 'helo' in", f"Did you mean '{NAMES[3]}'?", ", ".join(NAMES[:0:-1])]),
-        ("zzz", ["There is no run 'zzz' in", f"Its runs, the newest first: {NAMES[3]}"]),
+        ("zzz", ["There is no run 'zzz' in", f"Its runs, newest first: {NAMES[3]}"]),
         *((name, [f"There is no run '{name}' in"]) for name in ("", ".cache", "notes.txt", "../digits")),
     ],
 )

@@ -1,4 +1,4 @@
-"""Features that cannot run on this machine are rejected by name, with these messages, before anything is started."""
+"""Features that cannot run locally are rejected by name, with these messages, before anything is started."""
 
 # The oldest supported kfp knows only typing's names of generic types.
 
@@ -65,7 +65,7 @@ def test_what_other_compilers_may_write(tmp_path, change, message):
     platform = {}
     exec(change, {"spec": documents[0], "platform": platform})  # noqa: S102 - the changes above
     documents.append({"platforms": {"kubernetes": platform}})
-    why = "fails on KFP" if "artifact" in message else "cannot run on this machine"
+    why = "fails on KFP" if "artifact" in message else "cannot run locally"
     assert refusal(load(documents, tmp_path), tmp_path, why) == [message]
 
 

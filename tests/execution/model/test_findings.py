@@ -166,12 +166,12 @@ def a_placeholder_in_a_variable() -> None:
     box().set_env_variable("RUN", dsl.PIPELINE_JOB_NAME_PLACEHOLDER).set_caching_options(False)
 
 
-@finds(Kind.CHANGED, "has the whole number 9007199254740992 in its value")
+@finds(Kind.CHANGED, "has the integer 9007199254740992 in its value")
 def a_default_above_2_to_53(n: int = 9007199254740993) -> None:
     pass_on(n=n)
 
 
-@finds(Kind.CHANGED, "has the whole number 9007199254740992 in its input 'd'")
+@finds(Kind.CHANGED, "has the integer 9007199254740992 in its input 'd'")
 def a_constant_above_2_to_53() -> None:
     keep(d={"id": [9007199254740993]})
 

@@ -70,7 +70,7 @@ def test_what_is_not_shown_says_why(kind: str, tmp_path: Path) -> None:
         runs / "gone": "no longer exists",
         runs: "no longer exists",
         runs / "large": "larger than 1 MB",
-        "s3://bucket/page": "not on this machine",
+        "s3://bucket/page": "not exist locally",
         runs / "loop": "",
     }
     page, [*found, binary] = views(runs, *(artifact(kind, uri) for uri in [*reasons, runs / "binary"]))

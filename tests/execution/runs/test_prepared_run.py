@@ -130,7 +130,7 @@ ARCHIVE = f"s3://b/.torchx_kfp/workspaces/{'0' * 64}.tar"
 @pytest.mark.parametrize(
     ("workspace", "options", "facts"),
     [
-        ("s3://bucket/code", {}, ["'s3://bucket/code'", "folder of this machine"]),
+        ("s3://bucket/code", {}, ["'s3://bucket/code'", "local folder"]),
         ("memory://code", {}, ["memory://code"]),
         ({".": "../up"}, {}, ["'../up'", "relative path"]),
         ({".": "/abs"}, {}, ["'/abs'", "relative path"]),

@@ -70,7 +70,7 @@ class Cluster:
         return self.opener.open(request, timeout=timeout)
 
     def call(self, method: str, path: str, body: Any = None, /, patience: float = PATIENCE) -> tuple[int, Any]:
-        """Send a request until it is answered; return the status and the answer.
+        """Send a request until it is answered; return the status and the response.
 
         Servers that are away, busy or changing tokens are asked again, and so are those that refuse what they have
         allowed before: authorizers have bad moments, too. 404 and 409 are answers; others end the stage.
@@ -111,7 +111,7 @@ class Cluster:
 
 
 def reason(error: urllib.error.HTTPError, /) -> str:
-    """Return the API server's message."""
+    """Return the API server's error message."""
     text = ""
     try:
         text = error.read().decode(errors="replace")
@@ -152,7 +152,7 @@ def pieces(stream: Any, ended: bool, /) -> Iterator[tuple[bytes, bytes]]:
 
 
 class Replica:
-    """A pod of the stage, as far as it has been seen."""
+    """A pod of the stage, as last seen."""
 
     def __init__(self, cluster: Cluster, item: Any, label: str, container: str, follows: bool, /) -> None:
         self.cluster = cluster
@@ -178,7 +178,7 @@ class Replica:
         self.waiting: tuple[str, ...] = ()
 
     def update(self, item: Any, /) -> None:
-        """Take note of the pod's state."""
+        """Record the pod's state."""
         status = item.get("status") or {}
         self.node = item["spec"].get("nodeName", "")
         containers = status.get("containerStatuses") or ()
@@ -211,7 +211,7 @@ class Replica:
             self.reader.start()
 
     def end(self, code: int, details: Mapping[str, Any], /) -> None:
-        """Take note of its end, once."""
+        """Record its end, once."""
         if self.ended:
             return
         self.ended = details.get("finishedAt") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -227,7 +227,7 @@ class Replica:
         return f"{self.cluster.path('api/v1', 'pods')}/{self.pod}/log?container={self.container}&{query}"
 
     def read(self) -> None:
-        """Copy the log, and go on where a broken connection has ended it."""
+        """Copy the log, and continue after a broken connection."""
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # see ClusterStage.create
         path = self.log("follow=true&timestamps=true")
         #: The latest time of a line that was shown. A new connection repeats the lines of that second.

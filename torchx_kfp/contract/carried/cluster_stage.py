@@ -52,14 +52,14 @@ def object_name(stage: str, run_id: object, node: str, /) -> str:
 
 
 def state_of(spec: Any, found: Any, /) -> str:
-    """Return ``succeeded``, ``failed`` or nothing."""
+    """Return ``succeeded``, ``failed`` or an empty text."""
     conditions = (found.get("status") or {}).get("conditions") or ()
     true = [one["type"] for one in conditions if one["status"] == "True"]
     return "succeeded" if spec["succeeded"] in true else "failed" if "Failed" in true else ""
 
 
 def note_of(found: Any, name: str, /) -> str:
-    """Return what an attempt has noted at its object: the attempt that follows it, and what it was made from."""
+    """Return an attempt's notes on its object: the attempt that follows it, and its specification."""
     return str((found["metadata"].get("annotations") or {}).get(f"torchx-kfp/{name}", ""))
 
 
@@ -123,7 +123,7 @@ class ClusterStage:
                 return True
 
     def stop(self, number: int, _: object, /) -> None:
-        """Handle a signal that ends the stage: delete first, talk later."""
+        """Handle a signal that ends the stage: delete first, report later."""
         try:
             said = f"; {self.name} is deleted" * self.delete(5)
         except Failure as failure:
@@ -132,7 +132,7 @@ class ClusterStage:
         os._exit(128 + number)
 
     def make(self) -> Any:
-        """Create the object, or adopt the one that an earlier attempt has made."""
+        """Create the object, or adopt an earlier attempt's."""
         said = ""
         while True:
             owners = self.owners()
@@ -213,11 +213,11 @@ class ClusterStage:
         raise Failure(f"the pod {self.pod} is gone")
 
     def list_pods(self) -> Any:
-        """Return the pods of the stage's replicas, also of earlier attempts."""
+        """Return the pods of the stage's replicas, including those of earlier attempts."""
         return self.cluster.pods(f"labelSelector=torchx-kfp%2Fstage%3D{self.name}")
 
     def manifest(self, owners: Any = (), /) -> Any:
-        """Return the object, with everything that is known only now."""
+        """Return the object, completed with values known only at run time."""
         spec, replica = self.spec, "$(TORCHX_REPLICA_ID)"
 
         def escape(text: str, /) -> str:
@@ -274,7 +274,7 @@ class ClusterStage:
             raise
 
     def follow(self, found: Any, /) -> Any:
-        """Follow the object, and return it when it has ended."""
+        """Follow the object to its end, and return it."""
         while True:
             items = self.list_pods()
             suspended = bool((found.get("spec") or {}).get("suspend"))
@@ -293,7 +293,7 @@ class ClusterStage:
                 raise Failure(f"another attempt of this stage follows {self.name} now")
 
     def finish(self, found: Any, /) -> int:
-        """Let the logs be read to their ends; return the exit code of the stage that has ended."""
+        """Read the logs to their ends; return the exit code of the finished stage."""
         deadline = time.monotonic() + 30
         for replica in self.replicas.values():
             if replica.reader:
@@ -309,7 +309,7 @@ class ClusterStage:
         return code
 
     def watch(self, items: Any, suspended: bool, /) -> None:
-        """Take note of the pods, start to read the logs of new ones, and say what keeps others from running."""
+        """Record the pods, start reading logs of new ones, and report what keeps others from running."""
         seen = set()
         for item in sorted(items, key=lambda item: item["metadata"]["creationTimestamp"]):
             meta = item["metadata"]
@@ -350,7 +350,7 @@ class ClusterStage:
             self.told = text, reason
 
     def explain(self, found: Any, /) -> int:
-        """Say why the object failed, and which replica did first, with which last lines; return its exit code."""
+        """Report why the object failed, and the first failed replica with its last lines; return its exit code."""
         conditions = (found.get("status") or {}).get("conditions") or ()
         failures = [one for one in conditions if one.get("status") == "True" and "Fail" in one.get("type", "")]
         messages = [one["message"] for one in failures if one.get("message")]

@@ -9,8 +9,8 @@ roles. The program knows no engine. Text that is known only at run time, and all
 WORDs; SPEC refers to them by number. ``{{$}}`` is KFP's ExecutorInput, which has the settings of the task
 (``dsl.TaskConfig``) and names the file for the execution id.
 
-If the replicas fail, this program makes another attempt, up to ``retries`` times, with an execution id of its own, so
-that nobody reads the records of those that failed. What ends this program itself is not retried here.
+If the replicas fail, this program makes another attempt, up to ``retries`` times, with its own execution id, so
+records of failed attempts are not read. Failures of this program itself are not retried here.
 """
 
 from __future__ import annotations

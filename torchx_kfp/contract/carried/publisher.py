@@ -6,8 +6,8 @@ In the command of a stage with results or artifacts, this program comes before t
 
 Its messages are short, because the command carries it, and it does little before the application starts.
 
-SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [name, shown]}}``. ``output`` is KFP's name of
-the output, ``name`` is the recorded name, and ``shown`` is 1 if KFP's UI shows the artifact. If SPEC has ``"may_fail":
+SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [name, shown]}}``. ``output`` is KFP's name
+of the output, ``name`` the recorded name, and ``shown`` 1 if KFP's UI shows the artifact. If SPEC has ``"may_fail":
 [exit code, ...]``, the stage succeeds with all other exit codes of the application, and records the code as the result
 ``exit_code``, unless it was asked to end. ``{{$}}`` is KFP's ExecutorInput, which names the file of each output. The
 PATHs are the local files of the artifacts: ``metrics``, and those of SPEC in its order. The execution id and the
@@ -142,7 +142,7 @@ def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
 
 
 def as_kfp_stores(name: str, value: Any, /) -> Any:
-    """Return a result with finite numbers, as KFP can pass it on.
+    """Return a result in a form that KFP can pass on, with finite numbers.
 
     Raises:
         ValueError: it contains an int that a double cannot represent.

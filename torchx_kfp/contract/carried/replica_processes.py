@@ -35,7 +35,7 @@ SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, *ENDING}
 def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
     """Run each replica as a process in a new session, as TorchX's local scheduler does.
 
-    The first failure ends the others. Replicas that name the same port take turns with those of other stages.
+    The first failure ends all replicas. Replicas that name the same port take turns with those of other stages.
 
     Returns:
         The exit code of the replica that failed first, or 128 + n if signal n ended it. If one ends the stage, this
@@ -160,7 +160,7 @@ class Processes:
         return self.code or 0
 
     def wait(self, total: int, /) -> None:
-        """Wait until all replicas have ended, and pass signals on to them."""
+        """Wait for all replicas, and pass signals on to them."""
         told = ""
         while self.running:
             text = tally([replica.label for replica in self.running.values()], total, total - len(self.running))
@@ -189,7 +189,7 @@ class Processes:
                     self.end(self.running.pop(pid), 128 + status % 128 if status % 128 else status // 256)
 
     def end(self, replica: Process, code: int, /) -> None:
-        """Take note of the end of a replica, start it again, or end the others."""
+        """Record the end of a replica, and restart it or end the others."""
         if self.code is not None:
             return
         role = self.spec["roles"][replica.position]
@@ -214,7 +214,7 @@ class Processes:
         self.deadline = time.monotonic() + GRACE
 
     def report(self, total: int, /) -> None:
-        """Let the output be read to its end, and show the last lines of the replica that failed first."""
+        """Read the output to its end, and show the last lines of the replica that failed first."""
         patience = time.monotonic() + 2
         for reader in self.readers:
             reader.join(max(0.0, patience - time.monotonic()))
@@ -228,13 +228,13 @@ class Processes:
 
 
 def kill(pid: int, number: int, /) -> None:
-    """Send a signal to a process, or to the group -pid, if it is still there."""
+    """Send a signal to a process, or to the group -pid, if it still exists."""
     with contextlib.suppress(OSError):
         (os.kill if pid > 0 else os.killpg)(abs(pid), number)
 
 
 def copy_lines(replica: Process, stream: Any, /) -> None:
-    """Write the lines of a replica's output to the stage's log, each after its name."""
+    """Write a replica's output to the stage's log, each line prefixed with its name."""
     with stream:
         try:
             for line in iter(lambda: stream.readline(1 << 16), b""):

@@ -48,7 +48,7 @@ def texts(parts: Sequence[int | None], words: Sequence[str], replica: str, /) ->
 
 
 def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
-    """Return the number of the role's replicas, which may be known only now."""
+    """Return the number of the role's replicas, which may be set at run time."""
     fewest, most = role.get("fewest", 1), role["most"]
     text = words[role["count"]] if "count" in role else str(most)
     try:
@@ -58,7 +58,7 @@ def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
     if not (fewest <= number <= most and number == int(number)):
         hint = f"; with dist.ddp, j='1:{most}x...' allows fewer" * (1 <= number < fewest)
         raise Failure(
-            f"replicas of role {role['name']!r} is {text!r}, but must be a whole number from {fewest} to {most}, the "
+            f"replicas of role {role['name']!r} is {text!r}, but must be an integer from {fewest} to {most}, the "
             f"role's {'min_replicas and ' * (fewest > 1)}num_replicas{hint}"
         )
     return int(number)
@@ -71,7 +71,7 @@ def tally(labels: Sequence[str], total: int, done: int, /) -> str:
 
 
 def use_run_id(executor_input: Any, run_id: str, /) -> None:
-    """Go on with another execution id, if the stage is tracked: then that is one of the files that KFP reads."""
+    """Continue with another execution id, if the stage is tracked: it is then in one of the files that KFP reads."""
     output = ((executor_input.get("outputs") or {}).get("parameters") or {}).get("run_id")
     if output:
         os.environ["TORCHX_JOB_ID"] = run_id
@@ -86,7 +86,7 @@ def last_lines(lines: Sequence[bytes], most: int, /) -> Sequence[bytes]:
 
 
 def show_end(label: str, what: str, lines: Sequence[bytes], /) -> None:
-    """Say what a replica has come to, and show its last lines."""
+    """Report how a replica ended, and show its last lines."""
     say(what + "; its last lines:" * bool(lines))
     for line in lines:
         show(f"  {label}", line)
@@ -104,7 +104,7 @@ def show(label: str, line: bytes, /) -> None:
 
 
 def fill(node: Any, values: Mapping[str, Any], /) -> Any:
-    """Return a manifest in which the markers are replaced.
+    """Return a manifest with its markers replaced.
 
     ``{"@": path}`` is a part of the values, if it is there; the items of a list take the marker's place in a list.
     """
@@ -125,9 +125,9 @@ def fill(node: Any, values: Mapping[str, Any], /) -> Any:
 
 
 def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> None:
-    """Change the pod's spec to what users have set on the task, which replaces what the AppDef says of it.
+    """Apply the settings of the task to the pod's spec; they replace those of the AppDef.
 
-    Only variables of the AppDef win over those of the task, as they do where a command sets them.
+    Only variables of the AppDef take precedence over the task's, as where a command sets them.
     """
     config = {key: value for key, value in config.items() if value}
     container = pod["containers"][0]

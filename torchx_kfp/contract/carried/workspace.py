@@ -1,4 +1,4 @@
-"""Unpack a workspace in a stage, and become the application in it.
+"""Unpack a workspace in a stage, and replace this process with the application.
 
 The archive of a workspace begins with this program. A stage's command fetches the archive, checks its digest, which is
 part of the pipeline's arguments, and runs the program (``scripts.workspace_words``). So write access to the storage is

@@ -31,16 +31,16 @@ _SECTIONS = {
         "compile": "Write a pipeline as YAML for KFP's own tools.",
     },
     "Run": {
-        "run": "Run a pipeline on this machine.",
+        "run": "Run a pipeline locally.",
         "submit": "Run a pipeline on a KFP host.",
     },
     "Follow": {
-        "runs": "List runs, the newest first.",
+        "runs": "List runs, newest first.",
         "watch": "Show a run until it ends.",
         "logs": "Print the output of stages.",
         "cancel": "End a run.",
         "retry": "Run the failed stages of a run again.",
-        "replay": "Run one stage again, on this machine.",
+        "replay": "Run one stage again locally.",
     },
     "Results": {
         "results": "Show results of stages: filtered, sorted, as JSON or CSV.",
@@ -51,7 +51,7 @@ _SECTIONS = {
         "ui": "Show runs in a browser, and compare them.",
     },
     "Set up": {
-        "dev-host": "Try submit without a cluster: a KFP host on this machine.",
+        "dev-host": "Try submit without a cluster: a local KFP host.",
         "doctor": "Check this machine, a KFP host and storage.",
         "rbac": "Print the rights that distributed stages need.",
     },
@@ -71,7 +71,7 @@ _COMPLETE = "_TORCHX_KFP_COMPLETE"
 _ABOUT_RUN = """\
 RUN is the id of a pipeline run, its beginning or end, its name on KFP, the URL of its page there, the path of its
 folder, or "latest". RUN/STAGE is one of its stages, with the name in tables and logs: latest/train[2]; make_data is
-make-data. Runs are looked up on this machine, then on the KFP host; with --host, only there. "latest" is the first run
+make-data. Local runs are searched before those of the KFP host; with --host, only the host's. "latest" is the first run
 of `torchx-kfp runs`."""
 
 #: The least similarity of a suggested option, from 0 to 1.

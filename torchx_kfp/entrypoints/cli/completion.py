@@ -10,7 +10,7 @@ from torchx_kfp.execution.pipeline.walk import LATEST
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.history import find_run, find_runs, read_run
 
-#: The most runs that are offered, the newest first.
+#: The most runs that are offered, newest first.
 _MOST = 50
 
 

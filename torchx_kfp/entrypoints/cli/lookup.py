@@ -1,4 +1,4 @@
-"""Find the runs on a command line: on this machine, or on a KFP host.
+"""Find the runs that a command line names, local or on a KFP host.
 
 A run is given as its id, the beginning or end of its id, its name, the URL of its page, the path of its folder, or
 ``latest``.
@@ -53,7 +53,7 @@ class Lookup:
     """Finds runs in the places of a command's options.
 
     Attributes:
-        output_dir: the directory with the folders of runs on this machine.
+        output_dir: the directory with the folders of local runs.
         flags: the options of the host.
         base: the tracker base of ``--tracker-base``, or None.
     """
@@ -63,7 +63,7 @@ class Lookup:
     base: str | None = None
 
     def find(self, run: str, *, changes: str = "", part: str = "", **reading: Any) -> RunReader | HostRun:
-        """Find a run: on the host of the flags; otherwise on this machine, then on the configured host.
+        """Find a run: on the host of the flags; otherwise locally, then on the configured host.
 
         The full id of a local run means that run, even if the flags name a host.
 
@@ -132,7 +132,7 @@ class Lookup:
         return found
 
     def _latest(self, reading: dict[str, Any]) -> RunReader | HostRun | None:
-        """Return the newest run of this machine and the host; None unless both may have one."""
+        """Return the newest run, local or of the host; None unless both may have one."""
         try:
             here = find_run(self.output_dir, LATEST)
         except ArgumentError:
@@ -143,7 +143,7 @@ class Lookup:
         try:
             newest = next(host.list(limit=1), None)
         except HostError as error:
-            print_message(f"Only runs on this machine are considered: {error}")
+            print_message(f"Only local runs are considered: {error}")
             return RunReader(here)
         if newest is None or newest.created < created(here):
             return RunReader(here)
@@ -161,7 +161,7 @@ class Lookup:
                 source.read()  # verifies that it exists: a full id is not looked up
             except (UnknownRunError, HostError) as other:
                 if is_of_host or (not isinstance(error, UnknownRunError) and _is_host_known()):
-                    raise  # there are no runs on this machine
+                    raise  # there are no local runs
                 raise type(other)(f"{error} And on the host: {other}") from None
             return source
 

@@ -63,7 +63,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of a run, or of a part of one, under a tracker base.
+    """The records of a run, or part of one, under a tracker base.
 
     Attributes:
         recorder: the records under the tracker base.

@@ -82,7 +82,7 @@ class RunFilter:
         return _query(found) if found else ""
 
     def selects(self, state: State, name: str, age: float) -> bool:
-        """Return whether the filter selects a run on this machine."""
+        """Return whether the filter selects a local run."""
         return (
             (not self.states or state in self.states)
             and self.name.lower() in name.lower()
@@ -253,7 +253,7 @@ class Host:
             raise UnknownRunError(
                 f"There is no run {name!r} on {self.connection.name}{self.in_namespace()}."
                 f"{_TOO_SHORT if _SHORT.fullmatch(begin) else did_you_mean(wanted, names)} "
-                + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
+                + (f"Its runs, newest first: {newest_runs}." if recent else "It has no runs at all.")
             )
         if len(found) > 1:
             raise UnknownRunError(
@@ -274,7 +274,7 @@ class Host:
             )
 
     def list(self, where: RunFilter = UNARCHIVED, *, limit: int | None = None) -> Iterator[RunSummary]:
-        """Yield runs, the newest first, a page at a time.
+        """Yield runs, newest first, a page at a time.
 
         Args:
             where: which runs; by default, all that are not archived.
@@ -290,7 +290,7 @@ class Host:
     def _objects(
         self, path: str, key: str, query: str = "", *, limit: int | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield the JSON objects of a list in the user's namespace, the newest first, a page at a time.
+        """Yield the JSON objects of a list in the user's namespace, newest first, a page at a time.
 
         Args:
             path: the path of the list.

@@ -212,7 +212,7 @@ class HostRun(ReadableRun):
     def _unknown_inputs(self, stage: str, why: str) -> HostError:
         return HostError(
             f"The inputs of {stage!r} in the run {self.run_id} are unknown: {why.rstrip('.')}. To run the whole "
-            "pipeline on this machine: torchx-kfp run"
+            "pipeline locally: torchx-kfp run"
         )
 
     def _results_of(self, ends: Iterable[StageResult]) -> dict[str, tuple[str, Mapping[str, Any]]]:

@@ -75,10 +75,10 @@ class RunContext:
 
 
 def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPlan:
-    """Plan an attempt at a stage. Nothing is written but folders for the results that a container records.
+    """Plan an attempt at a stage. Only folders for the results of a container are created.
 
     Raises:
-        ValueError: an input cannot be passed to the stage, or it needs something that a container cannot be given.
+        ValueError: an input cannot be passed to the stage, or it needs something that containers lack.
     """
     component, container = run.component, run.component.container
     assert container is not None
@@ -161,7 +161,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
 
 
 def _sources(context: RunContext) -> list[str]:
-    """Return the places from which files may be copied for a stage. A process has the user's own rights."""
+    """Return the locations from which files may be copied for a stage. A process has the user's own rights."""
     options = context.options
     shown = [context.runs, *(mount.source for mount in options.mounts)]
     return [*options.copy_from, *(shown if options.docker else [os.sep])]
@@ -175,7 +175,7 @@ def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[st
 
 
 class Attempt(threading.Thread):
-    """An attempt at a stage, in a thread. It can be ended from outside.
+    """An attempt to run a stage, in a thread. Other threads can end it.
 
     ``run`` goes through all steps: the folder and the inputs, the packages, the process, and what it has left.
     """
@@ -211,7 +211,7 @@ class Attempt(threading.Thread):
         self.written: Mapping[str, Sequence[str]] = {}
 
     def overlaps(self, other: Attempt) -> bool:
-        """Tell whether it ran at the same time as another attempt that has ended."""
+        """Return whether it overlapped with another, finished attempt."""
         return self.began < other.ended
 
     def terminate(self, grace: float) -> None:
@@ -229,12 +229,12 @@ class Attempt(threading.Thread):
                 self._running.kill()
 
     def release_gpus(self) -> None:
-        """Let others have its GPUs."""
+        """Release its GPUs."""
         if self.plan.gpus is not None:
             self.plan.gpus.release()
 
     def run(self) -> None:
-        """Run the attempt to its end, and report its result."""
+        """Run the attempt, and report its result."""
         self.began, since = time.monotonic(), time.time()
         try:
             result = self._with_records(self._result())
@@ -288,7 +288,7 @@ class Attempt(threading.Thread):
             open_to_all(self.plan.taken)
 
     def _environ(self) -> Mapping[str, str]:
-        """Install the packages that the stage asks for, and return its environment variables."""
+        """Install the packages that the stage needs, and return its environment variables."""
         plan = self.plan
         if plan.python is None or plan.container is not None:
             return plan.environ
@@ -337,12 +337,12 @@ class Attempt(threading.Thread):
             self._running.send(signal.Signals(number))
 
     def _verify_wanted(self) -> None:
-        """Raise AttemptError if it was asked to end before it was started."""
+        """Raise AttemptError if it was ended before its start."""
         if self._is_ending:
             raise AttemptError("was not started: the run was ended")
 
     def _say(self, line: str) -> None:
-        """Write a line of the runner itself into the log."""
+        """Write a line from the runner to the log."""
         with self.plan.log_file.open("a", encoding="utf-8") as log:
             log.write(f"{line}\n")
         self._show([clean_line(line.encode())], "")

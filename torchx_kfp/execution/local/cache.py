@@ -1,12 +1,12 @@
-"""The cache between runs: stages of earlier runs that need not run again.
+"""The cache of stages from earlier runs.
 
-A stage has a key, which is equal for two stages that would produce the same outputs, as far as this can be determined.
+Two stages have the same key if they would produce the same outputs, as far as this can be determined.
 KFP's backend considers the image, the command and the values of the inputs, but not the environment; the code is in the
-image. Here, the code that a process can use counts as well, and the variables of the user's shell that it names (see
-``own_code``).
+image. A local run also considers the code that a process can use, and the variables of the user's shell that it names
+(see ``own_code``).
 
-Finished stages of earlier runs are small files in a folder, named by their keys. Next to them is how each stage was run
-last, with the parts of its key, and the files of its code. Several runs may use one folder at once.
+Finished stages of earlier runs are small files in a folder, named by their keys. Next to them are the last execution
+of each stage, the parts of its key, and the files of its code. Several runs may share one folder.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Cache:
         pipeline: the name of its pipeline.
         code: finds the code of its stages; None if none is asked for.
         directory: the directory in which stages run. Relative tracker bases are relative to it.
-        warn: gets a sentence about code that cannot be checked.
+        warn: receives a message about code that cannot be checked.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Cache:
         written: Collection[str] = (),
         plan: AttemptPlan | None = None,
     ) -> None:
-        """Store how a stage of the run has ended; if it and its application have succeeded, in place of earlier ones.
+        """Store how a stage of the run ended; a success replaces earlier entries.
 
         Args:
             key: its key; without one, it is not stored.
@@ -242,7 +242,7 @@ class Cache:
                 self._write(self._path(key.digest), {"run_id": self._run_id, "files": stamps, "stage": stage})
 
     def remove(self, key: StageKey | None) -> None:
-        """Remove the entry of a stage whose result turned out to be wrong."""
+        """Remove the entry of a stage with a wrong result."""
         if key is not None:
             self._path(key.digest).unlink(missing_ok=True)
 
@@ -252,7 +252,7 @@ class Cache:
         return {}
 
     def last(self, stage: str) -> LastExecution | None:
-        """Return the last execution of a stage of the pipeline, if it is known. It may not have been cached."""
+        """Return the last execution of a stage of the pipeline, if known. It may lack a cache entry."""
         try:
             found = json.loads(read_bytes(str(self._last_path(stage)), limit=LONGEST_LINE))
             code = self._path(found["code"], _CODE) if found["code"] else None
@@ -289,7 +289,7 @@ class Cache:
         ]
 
     def _has_records(self, result: StageResult) -> bool:
-        """Tell whether the results that the stage recorded, and the artifacts that it stored, are still there.
+        """Return whether the results that the stage recorded, and the artifacts that it stored, are still there.
 
         The run ids of a pipeline run are listed in one request and remembered, so that a store is asked once for each
         earlier run, not for each stage. A store that does not answer counts as empty.
@@ -337,7 +337,7 @@ def _uses_workspace(plan: AttemptPlan) -> bool:
 
 
 def _paths(result: StageResult) -> list[str]:
-    """Return the paths of the stage's log and files on this machine, which may not exist."""
+    """Return the local paths of the stage's log and files, which may not exist."""
     values = result.artifacts.values()
     made = [artifact for value in values for artifact in (value if isinstance(value, list) else [value])]
     log = [] if result.log_file is None else [str(result.log_file)]
@@ -345,7 +345,7 @@ def _paths(result: StageResult) -> list[str]:
 
 
 def _stamps(paths: Iterable[str]) -> list[list[Any]]:
-    """Return the stamps of files as lists, to be equal to those read from JSON.
+    """Return the stamps of files as lists, to compare with those from JSON.
 
     Raises:
         OSError: a file is missing.

@@ -1,4 +1,4 @@
-"""The running pipeline as a tree of DAGs, and the inputs of its tasks.
+"""A running pipeline as a tree of DAGs, and the inputs of its tasks.
 
 The root, a nested pipeline, a branch of ``dsl.If`` and an iteration of a loop are DAGs with values for their inputs.
 """
@@ -66,7 +66,7 @@ class TaskRun:
         return retry if retry is not None and self.tries <= retry.count else None
 
     def constants(self, run_id: str) -> dict[str, str]:
-        """Return the placeholders that differ between tasks. KFP's uuid is that of the DAG around."""
+        """Return the placeholders that differ between tasks. KFP's uuid is the surrounding DAG's."""
         owner = self.dag.owner.name if self.dag.owner is not None else ""
         uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{owner}/{self.dag.index}"))
         return {"pipeline_task_name": self.task.name, "pipeline_task_uuid": uid}
@@ -129,7 +129,7 @@ class DagRun:
         return [name for run in self.runs.values() if run.state is State.FAILED for name in run.failed or [run.name]]
 
     def missing_outputs(self) -> dict[str, str]:
-        """Return the outputs that a loop inside did not produce in all iterations: see ``TaskRun.missing``."""
+        """Return the outputs that an inner loop did not produce in all iterations: see ``TaskRun.missing``."""
         return {
             name: self.runs[task].missing[output]
             for name, sources in self.component.as_dag().outputs.items()
@@ -139,7 +139,7 @@ class DagRun:
 
 
 def task_inputs(run: TaskRun, constants: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that KFP's driver gives to the task.
+    """Return the values that KFP's driver passes to the task.
 
     Args:
         run: a task whose upstream tasks have succeeded.
@@ -218,7 +218,7 @@ def missing_in_iterations(dag: Dag, iterations: Sequence[Mapping[str, Any]], sta
 
 
 def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:
-    """Tell whether the DAG's output is itself a list of a loop's outputs, rather than one task's output.
+    """Return whether the DAG's output is itself a list of a loop's outputs, rather than one task's output.
 
     KFP's driver goes through all DAGs in it down to their stages, also through nested pipelines.
     """

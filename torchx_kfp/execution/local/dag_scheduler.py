@@ -1,4 +1,4 @@
-"""Run the tasks of a pipeline: a task begins as soon as the tasks before it have ended; a stage then waits for room.
+"""Run the tasks of a pipeline: a task starts when its upstream tasks have ended; a stage may then wait in a queue.
 
 One thread, the caller's, decides everything: the threads that prepare attempts and run them, and signals, only say what
 has happened. A stage ends in ``_end``: with the result of its last attempt (``_take``), with that of another run
@@ -90,7 +90,7 @@ class _Running:
 
 @dataclass(frozen=True)
 class _Stop:
-    """The reason why no more tasks start: a failure, or the end of the run.
+    """Why no more tasks start: a failure, or the end of the run.
 
     Attributes:
         ended: the reason of running stages.
@@ -198,7 +198,7 @@ class Scheduler:
         self._messages.put(None)
 
     def _act(self) -> bool:
-        """Perform the first action that is due; return False if there is none."""
+        """Perform the first due action; return False if none is due."""
         if not self._agenda or self._agenda[0][0] > time.monotonic():
             return False
         heapq.heappop(self._agenda)[2]()
@@ -249,7 +249,7 @@ class Scheduler:
         self._waiting = deque(run for run in self._waiting if not stop.ends(run))
 
     def _end_attempt(self, pod_name: str, state: State, reason: str) -> None:
-        """Ask an attempt to end, kill it after the grace period, and give it up if it still runs.
+        """Ask an attempt to end, kill it after the grace period, and abandon it if it still runs.
 
         It may have no process: it may be copying from a server that does not answer.
         """
@@ -262,7 +262,7 @@ class Scheduler:
         self._later(self._options.grace + _LEAVE, lambda: self._give_up(pod_name))
 
     def _give_up(self, pod_name: str) -> None:
-        """End an attempt whose thread goes on: only a process keeps its GPUs."""
+        """End an attempt whose thread continues: only a process keeps its GPUs."""
         if running := self._running.get(pod_name):
             running.attempt.release_gpus()
             self._take(pod_name, running.attempt.plan.result())
@@ -277,14 +277,14 @@ class Scheduler:
             attempt.join(max(0.0, deadline - time.monotonic()))
 
     def _open(self, dag: DagRun) -> None:
-        """Begin the tasks of a DAG that no longer wait for others, or finish the DAG."""
+        """Start the tasks of a DAG that are ready, or finish the DAG."""
         for name in dag.left.get_ready():
             self._later(0, partial(self._begin, dag.runs[name]))
         if not dag.left.is_active():
             self._later(0, partial(self._close, dag))
 
     def _begin(self, run: TaskRun) -> None:
-        """Begin a task after its upstream tasks."""
+        """Start a task after its upstream tasks."""
         dag = run.dag
         before = [dag.runs[name] for name in run.task.depends_on]
         stop = self._stop_of(run)
@@ -322,7 +322,7 @@ class Scheduler:
             self._queue(run)
 
     def _enter(self, run: TaskRun) -> None:
-        """Begin a nested pipeline or a branch."""
+        """Start a nested pipeline or a branch."""
         run.tries += 1
         self._open(DagRun(self._pipeline, run.component, run.inputs, run.dag.names.inside(run.task), run))
 
@@ -398,12 +398,12 @@ class Scheduler:
                 self._enter(run)
 
     def _queue(self, run: TaskRun) -> None:
-        """Queue a stage whose inputs are known."""
+        """Queue a stage with known inputs."""
         self._listener(StageWaiting(run.name, run.task.name))
         self._waiting.append(run)
 
     def _start_next(self) -> bool:
-        """Start the next stage that waits for GPUs, or prepare the next one. Return False if neither is possible."""
+        """Start the next stage that waits for GPUs, or prepare another. Return False if neither is possible."""
         if len(self._running) + len(self._preparing) >= self._options.parallelism:
             return False
         if self._start_with_gpus():
@@ -440,7 +440,7 @@ class Scheduler:
         return plan, self._cache.get(run.key) if run.key is not None and not is_fresh else None
 
     def _proceed(self) -> None:
-        """Start prepared stages that are not cached, in order. After a while, the others overtake a slow one."""
+        """Start prepared stages that are not cached, in order. After a while, others overtake a slow one."""
         for run, (began, prepared) in list(self._preparing.items()):
             if not prepared.done():
                 if time.monotonic() - began < _PATIENCE:
@@ -467,7 +467,7 @@ class Scheduler:
     def _start_with_gpus(self) -> bool:
         """Start the stage that has waited longest for GPUs, if enough are free.
 
-        A stage that asks for fewer does not overtake it: it might wait forever.
+        A smaller request does not overtake it, or it might wait forever.
         """
         run, plan = next(iter(self._for_gpus.items()), (None, None))
         if run is None or plan is None or (held := self._context.gpus.take(plan.asks_gpus)) is None:
@@ -551,7 +551,7 @@ class Scheduler:
             self._in_order.submit(self._cache.put, run.key, self._results[run.name], written, running.attempt.plan)
 
     def _clash(self, running: _Running) -> str:
-        """Return why an attempt may have the artifacts of a concurrent one; empty if it does not."""
+        """Return why an attempt may have another's artifacts; empty if it cannot."""
         for path in running.attempt.written:
             others = self._written.setdefault(path, [])
             at_once = [it for it in others if it.run is not running.run and running.attempt.overlaps(it.attempt)]
@@ -568,7 +568,7 @@ class Scheduler:
         return ""
 
     def _fail(self, run: TaskRun, error: Exception) -> None:
-        """Fail a task that cannot begin. Other tasks go on."""
+        """Fail a task that cannot start. Other tasks go on."""
         reason = str(error)
         if not isinstance(error, ValueError):
             reason = f"could not be prepared: {type(error).__name__}: {error}"
@@ -593,7 +593,7 @@ class Scheduler:
             self._executions[stage, indices[:count]][name] = None
 
     def _finish(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
-        """Record the end of a task; tasks that wait for it may begin."""
+        """Record the end of a task, so tasks that wait for it may start."""
         run.state = state
         run.outputs = outputs
         dag = run.dag
@@ -605,7 +605,7 @@ class Scheduler:
         self._open(dag)
 
     def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
-        """End a task that does not run, with all stages in it that have not ended."""
+        """End a task that does not run, and its unfinished stages."""
         stop = self._stop_of(run) if state is State.NOT_RUN else None
         canceled, has_waited = False, any(run in those for those in (self._waiting, self._preparing, self._for_gpus))
         for stage in [run] if run.component.dag is None else self._inside(run):
@@ -627,11 +627,11 @@ class Scheduler:
         self._finish(run, State.CANCELED if canceled else state, {})
 
     def _stop_of(self, run: TaskRun) -> _Stop | None:
-        """Return why the task no longer begins; None if it does."""
+        """Return why the task will not start; None if it will."""
         return self._stopped if self._stopped and self._stopped.ends(run) else None
 
     def _name_of(self, run: TaskRun) -> str:
-        """Return the name of a task for a sentence: of a group, which KFP's compiler has named, the stages in it."""
+        """Return a task's name for messages; for a group, which KFP's compiler named, the names of its stages."""
         if not run.task.is_group or run.state is State.SUCCEEDED:
             return run.name
         if run.state is State.FAILED:
@@ -644,13 +644,13 @@ class Scheduler:
 
 
 def _ignores_failures(run: TaskRun) -> bool:
-    """Tell whether the task, or one that contains it, runs even after failures."""
+    """Return whether the task, or one that contains it, runs even after failures."""
     owner = run.dag.owner
     return run.task.ignores_failures or (owner is not None and _ignores_failures(owner))
 
 
 def _may_be_retried(dag: DagRun) -> bool:
-    """Tell whether a retry of a nested pipeline around the DAG may make up for a failure in it."""
+    """Return whether retrying a nested pipeline around the DAG may recover from a failure in it."""
     run = dag.owner
     if run is None:
         return False

@@ -1,7 +1,7 @@
 """Forecast a run: which stages are cached, and why the others would run. Nothing is started.
 
-The tasks are gone through in the order of a run. What a stage would make that is not in the cache is ``UNKNOWN``, and
-so is what a task gets of it.
+Tasks are visited in the order of a run. Outputs of stages that are not cached are ``UNKNOWN``, as are inputs that
+depend on them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Forecaster:
             self._end(run, State.FAILED, f"fails: {error}")
 
     def _reads(self, run: TaskRun, name: str) -> str:
-        """Return the stage that makes an input of a task unknown."""
+        """Return the stage because of which an input of a task is unknown."""
         source = run.task.inputs.get(name) or run.task.artifacts.get(name)
         if isinstance(source, FromTask):
             return self._runs.get(run.dag.runs[source.task], source.task)
@@ -165,7 +165,7 @@ class _Forecaster:
         self._end(run, State.SUCCEEDED, f"runs: {why}")
 
     def _end(self, run: TaskRun, state: State, what: str) -> None:
-        """End a stage whose outputs are not known."""
+        """End a stage with unknown outputs."""
         run.state = state
         self._runs[run] = run.name
         run.outputs = dict.fromkeys([*run.component.outputs, *run.component.artifact_outputs], UNKNOWN)

@@ -31,7 +31,7 @@ Given = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class GivenKeys:
-    """The secrets and config maps that the user provides, and variables that the user has named in place of keys."""
+    """The user's secrets and config maps, and the variables that replace keys."""
 
     secrets: Given = field(default_factory=dict)
     config_maps: Given = field(default_factory=dict)
@@ -41,7 +41,7 @@ class GivenKeys:
 
     @functools.cached_property
     def environ(self) -> Mapping[str, str]:
-        """The variables that a stage may get in place of keys."""
+        """The variables that a stage may get instead of keys."""
         return self.variables if self.in_containers else {**os.environ, **self.variables}
 
     def of(self, setting: str) -> Given:
@@ -130,7 +130,7 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
 
 
 def verify_given(stages: Iterable[tuple[Component, Mapping[str, Any]]], given: GivenKeys) -> None:
-    """Check the secrets and config maps that were given.
+    """Check the given secrets and config maps.
 
     Args:
         stages: the components, each with the known inputs of its scope.
@@ -173,7 +173,8 @@ def verify_given(stages: Iterable[tuple[Component, Mapping[str, Any]]], given: G
 
 
 def secret_variables(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that the stage gets from secrets and config maps: as given, or otherwise of this machine.
+    """Return the variables that the stage gets from secrets and config maps: as given, or else from the local
+    environment.
 
     ``inputs`` are those of the scope: the name of a secret may be one of them.
     """

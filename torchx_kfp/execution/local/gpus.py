@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine: what stages ask for, and who has which.
+"""The local NVIDIA GPUs: how many stages ask for, and which stage has which.
 
 A GPU is held by a socket whose abstract name has the GPU in it, so that all runs and users of the machine share them.
 The name vanishes with the last process that has the socket: the runner, and those of the stage, which inherit it. So a
@@ -44,7 +44,7 @@ _LINE = re.compile(r"(?:GPU (\d+)|  MIG .*):.* \(UUID: ((?:GPU|MIG)-[\w/-]{1,60}
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a part of one (MIG): its name for CUDA and Docker, and the one by which all runs know it."""
+    """A GPU or a part of one (MIG): its name for CUDA and Docker, and its name for all runs."""
 
     name: str
     key: str
@@ -84,7 +84,7 @@ class HeldGpus:
         return {_ORDER: "PCI_BUS_ID", **environ, **own, **of_replicas}
 
     def release(self) -> None:
-        """Release them; others can take them as soon as no process of the stage is left."""
+        """Release them; others can take them once all processes of the stage have ended."""
         for lock in self.locks:
             lock.close()
 
@@ -114,7 +114,7 @@ class Gpus:
             return HeldGpus(gpus, locks)
 
     def wait(self, asks: Mapping[str, int], say: Callable[[str], object]) -> HeldGpus:
-        """Wait until enough are free, and take them; ``say`` gets a message if that takes time."""
+        """Wait until enough are free, and take them; ``say`` receives a message if this takes time."""
         told = False
         while (held := self.take(asks)) is None:
             if not told:
@@ -124,7 +124,7 @@ class Gpus:
         return held
 
     def waits(self, asks: Mapping[str, int]) -> str:
-        """Return the reason for which a stage waits."""
+        """Return why a stage waits."""
         return f"waits for {sum(asks.values())} of this machine's {counted(len(self.known), 'GPU')}"
 
     def too_many(self, asks: Mapping[str, int]) -> str:
@@ -172,7 +172,7 @@ def accelerators(component: Component) -> set[str]:
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> Gpus:
     """Return the GPUs of CUDA_VISIBLE_DEVICES or, without it, those that ``nvidia-smi -L`` lists.
 
-    CUDA sees those before the first entry that is none. Without nvidia-smi, entries are taken at their word.
+    CUDA sees those before the first entry that is none. Without nvidia-smi, entries are not verified.
     """
     holder = environ.get(LOCAL_GPUS, "")
     holder = holder and f"{hashlib.sha256(holder.encode()).hexdigest()[:12]}-"
@@ -206,7 +206,8 @@ def _find(entry: str, listed: Sequence[tuple[str, str]]) -> Gpu | None:
 
 
 def _list_gpus(environ: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
-    """Return why nvidia-smi lists no GPUs, or their numbers and UUIDs; parts of GPUs have no number, and follow it."""
+    """Return the numbers and UUIDs of GPUs (parts of a GPU have no number, and follow it), or why nvidia-smi lists
+    none."""
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if program is None:
         return "there is no nvidia-smi", []
@@ -251,7 +252,7 @@ def _limits(role: ReplicaRole) -> dict[str, Any]:
 
 
 def _replicas(role: ReplicaRole) -> int:
-    """Return the number of a role's replicas; the fewest that it may have, if the number is not known yet."""
+    """Return the number of a role's replicas, or its minimum if the number is unknown."""
     if not role.count:
         return role.most
     with contextlib.suppress(ValueError, OverflowError):

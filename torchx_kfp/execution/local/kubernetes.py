@@ -1,10 +1,10 @@
-"""Kubernetes settings other than secrets, and their effect on this machine.
+"""Kubernetes settings other than secrets, and their effect in local runs.
 
 Field paths become environment variables with this run's values. Time limits are applied; in containers, so are users,
 image pull policies and shared memory. A run lists the settings that are not applied. Unknown settings are rejected.
 
 A process finds a volume if a folder with its mount path exists. A container gets new folders for empty directories and
-temporary volumes; for any other volume, it needs a mount from the user. Volume claims are neither created nor deleted.
+temporary volumes; other volumes need a mount from the user. Volume claims are neither created nor deleted.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def time_limit(platform: Mapping[str, Any]) -> float | None:
 
 
 def has_workspace(pipeline: Pipeline) -> bool:
-    """Tell whether the pipeline has a folder that its stages share."""
+    """Return whether the pipeline's stages share a folder."""
     return _WORKSPACE in pipeline.platform
 
 
@@ -213,7 +213,7 @@ def not_applied(component: Component, gpus: Gpus, *, in_container: bool = False)
 
 
 def pipeline_not_applied(platform: Mapping[str, Any]) -> list[str]:
-    """Return the kinds of settings of the pipeline itself that have no effect on this machine."""
+    """Return the kinds of settings of the pipeline itself that have no effect in local runs."""
     known = [text for key, text in _PIPELINE_NOT_APPLIED.items() if platform.get(key)]
     return [*known, *map(_unknown, platform.keys() - KNOWN_OF_PIPELINES)]
 

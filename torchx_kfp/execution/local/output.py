@@ -59,7 +59,7 @@ class Log:
         self.problem = ""
 
     def read(self, pipe: int, is_over: Callable[[], bool]) -> bool:
-        """Read from a pipe until it is closed or ``is_over`` is true; return whether it was closed.
+        """Read from a pipe until it is closed or ``is_over`` returns true; return whether it was closed.
 
         After that, the rest in the pipe is still read, since this reader may have been slow.
         """
@@ -86,7 +86,7 @@ class Log:
             self._file.close()
 
     def _write(self, data: bytes) -> list[str]:
-        """Write the data to the log, and return the lines that it completes, safe for a terminal."""
+        """Write the data to the log, and return the completed lines, safe for a terminal."""
         said: list[str] = []
         if self._file is not None:
             try:

@@ -1,4 +1,4 @@
-"""The code on this machine that the processes of a run can use.
+"""The local code that the processes of a run can use.
 
 It is what ``UsedFiles`` finds in a stage's workspace or, without one, in the directory in which it starts; and in
 folders from which its interpreter imports packages that are not installed there: those of ``PYTHONPATH``, of editable
@@ -67,7 +67,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 #: This package, whose own folder is not the code of stages even if it is an editable install.
 _OWN = Path(__file__).resolve().parents[3]
 _PLACEHOLDER = re.compile(r"\{\{\$.*?\}\}")
-#: A folder with the id of a run on this machine.
+#: A folder with the id of a local run.
 _OF_RUN = re.compile(r"(?:^|/)[\w.-]+-\d{8}-\d{6}-[0-9a-f]{6}/")
 _SETS_PATH = "PYTHONPATH="
 #: A change of ``sys.path``; and paths in a Python file that lead out of its folder, or go up from it.
@@ -82,7 +82,7 @@ _LONGEST = 1 << 20
 
 
 class LocalCode:
-    """Finds the code of a run's stages.
+    """Find the code of a run's stages.
 
     Args:
         directory: the folder in which stages start.
@@ -345,7 +345,7 @@ def fingerprint(path: str) -> str:
 
 
 def _is_source(folder: str) -> bool:
-    """Tell whether a folder of ``sys.path`` has code, rather than installed packages."""
+    """Return whether a folder of ``sys.path`` has code, rather than installed packages."""
     is_installed = any(part in _INSTALLED for part in folder.split("/")) or f"{folder}/".startswith(
         f"{os.path.dirname(os.__file__)}/"
     )

@@ -1,6 +1,6 @@
 """Packages that Python components install, in environments that are created once, kept, and shared by all runs.
 
-A component whose packages are all installed already does not need such an environment.
+Components whose packages are all installed need no such environment.
 
 An environment is a layer over the running one: packages that are installed there, such as KFP, need not be installed
 again, and the component's own packages take precedence. In the cache folder (``$XDG_CACHE_HOME/torchx-kfp/venvs``),
@@ -150,7 +150,7 @@ def _installed_folders() -> list[str]:
 
 
 def _key(wanted: Installs) -> str:
-    """Return a key for an environment, made from the interpreter, its packages, and the packages to install."""
+    """Return a key for an environment, from the interpreter, its packages, and the packages to install."""
     folders = _installed_folders()
     # Packages that pip skips because they are installed must stay installed.
     installed = [
@@ -177,7 +177,7 @@ def _locked(home: Path, verify_wanted: Callable[[], None]) -> Iterator[None]:
 
 
 def are_satisfied(words: Sequence[str]) -> bool:
-    """Tell whether the running interpreter has everything that ``pip install`` would install for these words."""
+    """Return whether the running interpreter has everything that ``pip install`` would install for these words."""
     rest = iter(words)
     for word in rest:
         if word in SOURCE_OPTIONS:

@@ -1,4 +1,4 @@
-"""Find problems of a run, locally and on KFP's backend (``model``), before anything is started."""
+"""Find problems of a run, locally and on KFP's backend (``model``), before it starts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_pipeline(
 
     Args:
         pipeline: the pipeline.
-        arguments: the values of its parameters. A check may lack some of those that a run needs.
+        arguments: the values of its parameters. A check may omit some that a run needs.
         in_containers: whether its stages run in containers, not as processes.
         version: the version of KFP.
     """
@@ -66,7 +66,7 @@ def check_supported(
     """Return the findings about a run that can start locally. By default, its arguments are the pipeline's defaults.
 
     Raises:
-        UnsupportedPipelineError: the pipeline cannot run on this machine, or fails on KFP's backend.
+        UnsupportedPipelineError: the pipeline cannot run locally, or fails on KFP's backend.
     """
     values = defaults_of(pipeline) if arguments is None else arguments
     found = check_pipeline(pipeline, values, in_containers=in_containers)
@@ -83,7 +83,7 @@ def find_not_applied(
     *,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, ...]:
-    """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine.
+    """Return the kinds of Kubernetes settings in the pipeline that have no effect in local runs.
 
     Args:
         pipeline: the pipeline.
@@ -91,7 +91,7 @@ def find_not_applied(
         given: its secrets and config maps, and whether its stages run in containers.
         mounts: the mounts of its containers.
         gpus: the GPUs that its stages share. Default: none.
-        environ: the variables of this machine.
+        environ: the local variables.
     """
     arguments, given, gpus = arguments or {}, given or GivenKeys(), gpus or Gpus()
     with pipeline_errors(f"The pipeline {pipeline.name!r}"):
@@ -106,7 +106,7 @@ def find_not_applied(
 
 
 def stage_not_applied(scoped: ScopedTask, given: GivenKeys, mounts: Sequence[Mount], gpus: Gpus) -> Iterator[str]:
-    """Yield settings that a stage lacks on this machine: see ``find_not_applied``."""
+    """Yield settings that a stage lacks in a local run: see ``find_not_applied``."""
     component, inputs = scoped.component, scoped.scope_inputs
     yield from missing_variables(component, given, inputs)
     yield from kubernetes.not_applied(component, gpus, in_container=given.in_containers)
@@ -161,7 +161,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
 
 
 def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
-    """Describe a distributed stage whose replicas cannot share a container."""
+    """Describe a distributed stage with replicas that cannot share a container."""
     # An image with placeholders is that of the first role: the image of a launcher cannot have them.
     launcher = [("its launcher", image)] if roles and "{{$" not in image else []
     images = [*launcher, *((f"the role {role.name!r}", role.image) for role in roles)]
@@ -170,13 +170,13 @@ def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
         different = images[1:] if launcher and image == roles[0].image else images
         named = ", ".join(f"{who} in '{with_names(image)}'" for who, image in different)
         yield (
-            f"runs {named}, but on this machine one container runs all replicas of a stage. Run the stage as processes "
+            f"runs {named}, but locally one container runs all replicas of a stage. Run the stage as processes "
             "(without --docker), or use one image for all of them"
         )
 
 
 def find_gpus(stages: Iterable[ScopedTask], containers: Containers | None = None) -> Gpus:
-    """Return the GPUs that the stages of a run share: none if no stage asks for any.
+    """Return the GPUs that the stages of a run share; none if no stage needs any.
 
     Args:
         stages: the stages.
@@ -193,9 +193,9 @@ def find_gpus(stages: Iterable[ScopedTask], containers: Containers | None = None
 
 
 def check_gpus(stages: Iterable[ScopedTask], gpus: Gpus) -> list[Finding]:
-    """Return a finding for each stage that is known to ask for more GPUs than the machine has.
+    """Return a finding for each stage that needs more GPUs than the machine has.
 
-    Without any GPU, stages run without.
+    On a machine without GPUs, stages run without them.
     """
     found = []
     for stage in stages:
@@ -207,7 +207,7 @@ def check_gpus(stages: Iterable[ScopedTask], gpus: Gpus) -> list[Finding]:
 
 
 def _is_skipped(stage: ScopedTask) -> bool:
-    """Tell whether the condition of the stage, or of a branch around it, is known to be false."""
+    """Return whether the condition of the stage, or of a branch around it, is known to be false."""
     for place in stage.around:
         with contextlib.suppress(ValueError):
             if place.task.condition is not None and not is_true(place.task.condition, place.resolved.known):
@@ -216,7 +216,7 @@ def _is_skipped(stage: ScopedTask) -> bool:
 
 
 def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
-    """Write a small file to each tracker base that is already known, read it, and remove it.
+    """Write, read and remove a small file in each known tracker base.
 
     Args:
         stages: the stages of the pipeline that is going to run, with the values of all its parameters.
@@ -227,7 +227,7 @@ def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
 
     Raises:
         MissingCredentialsError: neither this process nor a stage has credentials for a base.
-        TrackerError: a base cannot be written or read. A file that cannot be removed is not an error.
+        TrackerError: a base cannot be written or read. Failing to remove it is not an error.
     """
     for base, using in known_bases(stages).items():
         if any(f"{base}/".startswith(f"{one.target}/") and one.source != one.target for one in options.mounts):

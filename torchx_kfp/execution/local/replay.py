@@ -1,4 +1,4 @@
-"""``replay``: run one stage of any run on this machine, attached to the terminal, with what it was given then.
+"""``replay``: run one stage of any run again, locally and attached to the terminal, with its original inputs.
 
 A replay has its own run id, and its own folder ``replays/<run id>`` in the output folder, in the form of that of a run.
 It is not a run: ``latest`` never means it. Nothing of the original run is changed.
@@ -60,12 +60,12 @@ _IN_FOLDER = ("sh", "-c", 'cd "$0" && PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"
 
 @dataclass(frozen=True)
 class Overrides:
-    """The user's changes for a replay.
+    """A user's changes to a replay.
 
     Attributes:
         code: the folder whose code runs in place of that of the run; empty for the run's.
-        tracker_base: where it records and reads; empty for the run's place.
-        shell: whether a shell runs in place of the application.
+        tracker_base: where it records and reads; empty for the run's tracker base.
+        shell: whether a shell runs instead of the application.
         environ: changed variables of the stage; None removes one.
     """
 
@@ -85,7 +85,7 @@ class ReplayResult:
         stage: the result of the replay.
         original: the original result; None if it was still running.
         folder: its folder.
-        differs: sentences about differences from the original.
+        differs: messages about differences from the original.
     """
 
     run_id: str
@@ -151,30 +151,30 @@ def replay(
     env: Mapping[str, str | None] | None = None,
     say: Callable[[str], object] | None = None,
 ) -> ReplayResult:
-    """Run one stage of a run on this machine, as it was there: the same arguments, variables, inputs and parents.
+    """Run one stage of a run again, locally: with the same arguments, variables, inputs and parents.
 
     It runs attached to this process's terminal, so that ``breakpoint()`` and prompts work. It is a process, which
-    records its results under its own run id. Whether the original has succeeded, failed or still runs does not matter.
+    records its results under its own run id. The state of the original does not matter.
 
     Args:
-        run: a run of this machine (its id, the beginning or end of one, ``latest``, or its folder), or a ``HostRun``.
+        run: a local run (its id, the beginning or end of one, ``latest``, or its folder), or a ``HostRun``.
         stage: the stage's name, such as ``inner/train[2]``. Default: the only one that has failed.
         output_dir: the folder with the folders of runs. Default: ``OUTPUT_DIR``.
         docker: whether it runs in its image, in a container.
-        mounts: folders and files of this machine that the container sees, as for ``run``.
+        mounts: local folders and files that the container sees, as for ``run``.
         copy_from: URLs from which, or from below which, artifacts may be copied besides object stores.
         secrets: keys and values of Kubernetes secrets, by the secret's name, if the stage uses them.
         config_maps: keys and values of config maps, likewise.
         directory: the folder in which it runs. Default: that of the run, or the current directory.
         workspace: a folder whose code runs in place of the code that travelled with the run; nothing is copied.
         tracker_base: where it records and finds what its parents recorded. Default: the tracker base of the run.
-        shell: whether to open a shell in place of the application.
+        shell: whether to open a shell instead of the application.
         env: changed variables of the stage; None removes one.
-        say: gets sentences about differences from the original before the start. Default: stderr.
+        say: receives messages about differences from the original before the start. Default: stderr.
 
     Raises:
         ArgumentError: there is no such stage, or it cannot be replayed like this; nothing was started.
-        HostError: the host does not say what the stage was started with.
+        HostError: the host does not report the inputs of the stage.
         TrackerError: the tracker base cannot be written.
         ContainerEngineError: there is no container engine.
     """
@@ -221,7 +221,7 @@ class _Notices(Watch):
 
 
 def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides) -> RunOptions:
-    """Return the options of a replay. Paths default to those of a run on this machine."""
+    """Return the options of a replay. Paths default to those of a local run."""
     stored = record.options if record.folder is not None else {}
     directory = keywords.get("directory")
     if directory is None and os.path.isdir(str(stored.get("directory") or "")):
@@ -235,7 +235,7 @@ def _options(record: RunRecord, keywords: RunKeywords, overrides: Overrides) -> 
 
 
 def _refuse_workspace(invocation: Invocation) -> None:
-    """Raise ArgumentError if a stage of a run on this machine uses KFP's workspace: it must not change it."""
+    """Raise ArgumentError if a stage of a local run uses KFP's workspace, which a replay must not change."""
     record, container = invocation.record, invocation.component.container
     if record.folder is None or container is None or not has_workspace(invocation.pipeline):
         return
@@ -280,7 +280,7 @@ def _run(
 
 
 def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, tuple[str, ...]]:
-    """Return the plan of the attempt, and sentences about its differences from the original.
+    """Return the plan of the attempt, and messages about its differences from the original.
 
     Raises:
         ArgumentError: the stage cannot be replayed like this.
@@ -358,14 +358,14 @@ def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str 
 def _differences(
     invocation: Invocation, plan: AttemptPlan, facts: DecodedCommand, context: RunContext, overrides: Overrides
 ) -> Iterator[str]:
-    """Describe the differences from the original, one in each sentence."""
+    """Describe each difference from the original in a message."""
     component = invocation.component
     in_container = plan.container is not None
     was_process = invocation.record.folder is not None and invocation.record.options.get("docker") is False
     if in_container and was_process:
-        yield f"It runs in the image {plan.image}, not as a process of this machine"
+        yield f"It runs in the image {plan.image}, not as a local process"
     if not in_container and not was_process:
-        yield f"It runs as a process of this machine, not in the image {plan.image} (--docker)"
+        yield f"It runs as a local process, not in the image {plan.image} (--docker)"
     brings_code = plan.python is not None or any(map(protocol.is_workspace, facts.words))
     if overrides.code:
         place = "the run" if facts.workspace else "the run's directory" if was_process else "its image"
@@ -386,7 +386,7 @@ def _differences(
     if invocation.record.folder is None and any(WORKSPACE in text for text in texts):
         ignored.append("KFP's workspace, which only the pods of the run had")
     if any(ignored):
-        yield f"Not applied on this machine: {', '.join(filter(None, ignored))}"
+        yield f"Not applied locally: {', '.join(filter(None, ignored))}"
     if invocation.service_account:
         yield f"It has your own rights, not those of the service account {invocation.service_account}"
     if facts.retries or invocation.place.task.retry is not None:

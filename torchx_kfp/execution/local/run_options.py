@@ -23,7 +23,7 @@ MAX_ITEMS = 10_000
 
 
 def default_parallelism() -> int:
-    """Return how many stages run at once by default: two for each CPU that this process may use, at least four.
+    """Return the default number of concurrent stages: two for each CPU that this process may use, at least four.
 
     Stages wait for files and for each other's results much of the time. Limit those that use every CPU by themselves,
     such as training, with ``parallelism``.
@@ -52,7 +52,7 @@ class RunOptions:
     """The options of a run.
 
     Attributes:
-        parallelism: how many stages run at once. By default, two for each CPU that this process
+        parallelism: the number of stages that run concurrently. By default, two for each CPU that this process
             may use, at least four.
         cache: whether tasks that KFP would cache reuse outputs of earlier runs in the same output folder (see
             ``cache``).
@@ -62,8 +62,8 @@ class RunOptions:
             run.
         max_items: how many items all loops of the run may have together.
         docker: whether stages run in containers of their images, with Docker or Podman.
-        mounts: folders and files of this machine that those containers see, as ``SRC[:DST][:ro]``. They always see
-            their own folder, with copies of the artifacts that they take, and a tracker base on this machine.
+        mounts: local folders and files that those containers see, as ``SRC[:DST][:ro]``. They always see
+            their own folder, with copies of the artifacts that they take, and a local tracker base.
         copy_from: URLs from which, or from below which, artifacts may be copied besides object stores.
         directory: the folder in which stages run and find their scripts. Default: the current directory.
         kfp_workspace: the folder that stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
@@ -95,7 +95,7 @@ class RunOptions:
             _verify_seconds("timeout", self.timeout)
         if self.mounts and not self.docker:
             raise ArgumentError(
-                "Mounts are for stages in containers, and there are none: processes see all of this machine. Add "
+                "Mounts are for stages in containers, and there are none: processes see all local files. Add "
                 "--docker (docker=True), or remove the mounts."
             )
 

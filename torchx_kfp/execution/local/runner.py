@@ -1,4 +1,4 @@
-"""``run``, which runs a compiled pipeline on this machine, with stages as processes or in containers."""
+"""``run``, which runs a compiled pipeline locally, with stages as processes or in containers."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def run(
     fresh: Collection[str] = (),
     **options: Unpack[RunKeywords],
 ) -> RunResult:
-    """Run a compiled pipeline on this machine.
+    """Run a compiled pipeline locally.
 
     Each stage is a process in the current environment, where ``python`` is the running interpreter, or a container.
     If a stage fails, the stages that depend on it do not run; the others finish. A signal (Ctrl-C) ends all processes.
-    Run it again to go on: finished stages come from the cache.
+    Run it again to continue: finished stages come from the cache.
 
     Args:
         pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
@@ -83,15 +83,15 @@ def run(
         tracker_base: where stages record results: the value of the parameter ``tracker_base``.
         workspace: the folder with the code of the stages. It is stored under the tracker base, once; the parameter
             ``workspace`` gets its URL.
-        name: the beginning of the run's id, by which it is found again. Default: the pipeline's name.
+        name: the prefix of the run's id, to find it again. Default: the pipeline's name.
         output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
         watch: gets the events of the run. Default: a table in a notebook, elsewhere ``Lines()``, which writes to
             stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
         config_maps: keys and values of config maps, likewise.
-        env: the names of variables of this machine that stages in containers may get as keys of secrets and config
+        env: the names of local variables that stages in containers may get as keys of secrets and config
             maps. Processes have all of its variables.
-        fresh: stages, or nested pipelines, that run although the cache has them. What reads them runs as well.
+        fresh: stages, or nested pipelines, that run although the cache has them. Stages that read them also run.
         options: how to run the pipeline, such as ``parallelism=2``: see ``RunOptions``.
 
     Returns:
@@ -99,7 +99,7 @@ def run(
 
     Raises:
         PipelineFileError: the file is not a compiled pipeline.
-        UnsupportedPipelineError: the pipeline cannot run on this machine; nothing was started.
+        UnsupportedPipelineError: the pipeline cannot run locally; nothing was started.
         ArgumentError: the arguments do not fit the pipeline's parameters, or an option is wrong; nothing was started.
         ContainerEngineError: stages must run in containers, and no engine answers; nothing was started.
         TrackerError: a tracker base cannot be written; nothing was started.
@@ -149,7 +149,7 @@ def start(
     command: CommandLine | None = None,
     **options: Unpack[RunKeywords],
 ) -> RunResult:
-    """Run a prepared pipeline on this machine: see ``run``.
+    """Run a prepared pipeline locally: see ``run``.
 
     Args:
         say: gets messages about code that is stored.

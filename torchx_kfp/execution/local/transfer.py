@@ -1,4 +1,4 @@
-"""The files of an attempt at a stage: copies of the artifacts that it takes, and the outputs that it leaves.
+"""The files of an attempt: copies of its input artifacts, and its outputs.
 
 As on KFP, each stage has its own copy of an artifact: no other stage sees its changes.
 """
@@ -48,7 +48,7 @@ def with_copies(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the inputs, with the paths of copies of their files, and these paths by the files' URIs.
 
-    Files on other storage, and those made by stages of runs, are copied. Other files of this machine are the
+    Files on other storage, and those made by stages of runs, are copied. Other local files are the
     user's: a stage reads them where they are.
 
     Args:
@@ -82,7 +82,7 @@ def copy_here(url: str, path: str, sources: Collection[str]) -> None:
     """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do so at once.
 
     Args:
-        url: the URL of the file, or its path on this machine.
+        url: the URL of the file, or its local path.
         path: the path of the copy.
         sources: see ``verify_source``.
 
@@ -117,7 +117,7 @@ def copy_here(url: str, path: str, sources: Collection[str]) -> None:
 def verify_source(url: str, sources: Collection[str]) -> None:
     """Raise AttemptError if a file may not be copied for a stage.
 
-    Files come from object stores and from ``sources``: paths of this machine and URLs, with what is below them. To open
+    Files come from object stores and from ``sources``: local paths and URLs, with what is below them. To open
     a chained URL, fsspec could run code that another file names.
     """
     path = url.removeprefix("file://")
@@ -135,12 +135,12 @@ def verify_source(url: str, sources: Collection[str]) -> None:
     elif "://" in path:
         why = f"it is not in an object store. If you trust that server: --copy-from {url}"
     else:
-        why = f"it is on this machine, and the container does not see it: --mount {path}:ro"
+        why = f"it is a local file that the container does not see: --mount {path}:ro"
     raise AttemptError(f"takes an artifact that must not be copied from {url}: {why}")
 
 
 def lacking_variables(url: str) -> str:
-    """Return the variables for an object store that are not set here, in parentheses after a space."""
+    """Return the unset variables for an object store, in parentheses after a space."""
     if url.partition("://")[0] not in ("s3", "minio"):
         return ""
     names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
@@ -151,7 +151,7 @@ def lacking_variables(url: str) -> str:
 
 
 def fetch(url: str, path: str) -> None:
-    """Copy a file or folder, if it is there."""
+    """Copy a file or folder, if it exists."""
     import fsspec
 
     if "://" not in (source := url.removeprefix("file://")):
@@ -209,9 +209,9 @@ def read_run_id(plan: AttemptPlan) -> str | None:
 
 
 def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact], list[str]]:
-    """Return the stage's output parameters, its artifacts in their final places, and the names of files beside them.
+    """Return the stage's output parameters, its artifacts in their final places, and the names of files next to them.
 
-    Neither here nor on KFP does another stage get the files beside an artifact.
+    Other stages do not get the files next to an artifact, locally or on KFP.
 
     Raises:
         ValueError: something is missing, has the wrong type, or is not a file; the message continues a sentence that
@@ -240,7 +240,7 @@ def _read_output(plan: AttemptPlan, name: str, type_: str, reported: Mapping[str
     if name in reported:
         if number := next((each for each in large_integers(reported[name]) if each != float(each)), None):
             raise ValueError(
-                f"returned the whole number {shown(number)} as its output {name!r}, and KFP passes numbers as doubles, "
+                f"returned the integer {shown(number)} as its output {name!r}, and KFP passes numbers as doubles, "
                 "which are exact up to 2**53. Return it as text"
             )
         return convert(reported[name], type_)
@@ -283,7 +283,7 @@ def _store(plan: AttemptPlan, artifact: Artifact) -> Artifact:
 
 
 def _here(plan: AttemptPlan, path: str) -> str:
-    """Return the path on this machine for a path that a stage has named."""
+    """Return the local path for a path that a stage named."""
     if plan.container is None:
         return path
     found = plan.container.path_here(path)
@@ -297,7 +297,7 @@ def _here(plan: AttemptPlan, path: str) -> str:
 def _verify_content(path: str) -> None:
     """Raise UnfitFileError unless the path is a file or a folder of files, folders and links, or missing."""
     if os.path.islink(path) and not os.path.exists(path):
-        raise UnfitFileError(f"{path} is a link to {os.readlink(path)}, which is not on this machine")
+        raise UnfitFileError(f"{path} is a link to {os.readlink(path)}, which does not exist locally")
     if not os.path.lexists(path):
         return
     if kind := special_kind(os.stat(path).st_mode):
@@ -325,7 +325,7 @@ def written_files(plan: AttemptPlan, since: float) -> dict[str, list[str]]:
 
 
 def registered_files(plan: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
-    """Return the paths on this machine of the files and folders that the stage has registered, if they exist.
+    """Return the local paths of the files and folders that the stage registered, if they exist.
 
     Those that it has stored elsewhere have URLs.
     """

@@ -28,7 +28,7 @@ def of_run(pipeline: Pipeline, arguments: Mapping[str, Any], version: Version = 
 
     Args:
         pipeline: the pipeline.
-        arguments: the values of its parameters. A check may lack some of those that a run needs.
+        arguments: the values of its parameters. A check may omit some that a run needs.
         version: the version of KFP.
     """
     yield from _of_pipeline(pipeline)

@@ -23,7 +23,7 @@ class Kind(Enum):
     CHANGED = "differs on KFP"
     ALWAYS_TRUE = "always true"
     NOT_RECORDED = "records nothing"
-    NOT_HERE = "cannot run on this machine"
+    NOT_HERE = "cannot run locally"
 
 
 #: Findings of these kinds prevent a run on this machine, or on KFP.

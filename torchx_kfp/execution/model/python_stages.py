@@ -1,4 +1,4 @@
-"""Find modules that KFP's Python components (``dsl.component``) have locally, and not in their image."""
+"""Find modules that Python components (``dsl.component``) import and that only exist locally."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _imported(program: PythonComponent) -> list[str]:
 
 
 def _is_missing(module: str, program: PythonComponent) -> bool:
-    """Tell whether a module is in no package that the component asks for, as far as this machine knows."""
+    """Return whether a module is in no package that the component asks for, as far as is known locally."""
     asked = {_normal(match[0]) for words in program.installs for word in words if (match := _NAME.match(word))}
     if not asked or _is_of_project(module):
         return True

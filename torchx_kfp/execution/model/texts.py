@@ -59,11 +59,11 @@ def _channel(found: re.Match[str]) -> str:
 
 
 def of_numbers(what: str, value: Any) -> Iterator[tuple[Kind, str]]:
-    """Find whole numbers that KFP's compiler has rounded already: it writes every number as a double."""
+    """Find integers that KFP's compiler has rounded already: it writes every number as a double."""
     if number := next(large_integers(value), None):
         yield (
             Kind.CHANGED,
-            f"has the whole number {number:.0f} in {what}, and KFP passes numbers as doubles, which are exact up to "
+            f"has the integer {number:.0f} in {what}, and KFP passes numbers as doubles, which are exact up to "
             "2**53: KFP's compiler may have rounded it already. Pass it as text",
         )
 

@@ -34,24 +34,24 @@ _ROUNDED = 0.0005
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact as KFP passes it on. ``uri`` is a path on this machine, or a URL."""
+    """An artifact as KFP passes it on. ``uri`` is a local path or a URL."""
 
     name: str
     type: ArtifactType
     uri: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    #: The path of its file on this machine, if it differs from ``uri``: a path that a Python component has set
+    #: The local path of its file, if it differs from ``uri``: a path that a Python component has set
     #: (``set_path``), or the path of a copy of a file on other storage.
     custom_path: str = ""
 
     @property
     def path(self) -> str:
-        """The path of its file on this machine."""
+        """The local path of its file."""
         return self.custom_path or self.uri.removeprefix("file://")
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a file of this machine, rather than one on other storage."""
+        """Whether it is a local file rather than one on other storage."""
         return "://" not in self.path
 
     @property
@@ -78,7 +78,7 @@ class Artifact:
 
 
 def is_object_store(url: str) -> bool:
-    """Tell whether a URL is in an object store. Other URLs may name files or servers of this machine."""
+    """Return whether a URL is in an object store. Other URLs may name local files or servers."""
     return "::" not in url and _OBJECT_STORE.fullmatch(url) is not None
 
 
@@ -110,7 +110,7 @@ class ArtifactList(list[Artifact]):
 
 
 def is_artifact(value: object) -> bool:
-    """Tell whether the value of an input or output is one or more artifacts, rather than a parameter."""
+    """Return whether the value of an input or output is one or more artifacts, rather than a parameter."""
     return isinstance(value, (Artifact, ArtifactList))
 
 

@@ -94,12 +94,12 @@ def select_field(value: Any, selector: str) -> Any:
 
 
 def compares_types(expression: str) -> bool:
-    """Tell whether KFP compiled the condition from values of different types, to a wrong expression."""
+    """Return whether KFP compiled the condition from values of different types, to a wrong expression."""
     return _QUOTED_INPUT.search(expression) is not None
 
 
 def is_field_selector(selector: str) -> bool:
-    """Tell whether ``select_field`` accepts the selector."""
+    """Return whether ``select_field`` accepts the selector."""
     return _FIELDS.fullmatch(selector) is not None
 
 

@@ -1,6 +1,6 @@
-"""The address of a stage's S3 server, and whether it means the machine on which it is used.
+"""The address of a stage's S3 server, and whether it means the machine that uses it.
 
-On this machine, the user's address counts in place of that in the cluster.
+In a local run, the user's address replaces the cluster's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def s3_endpoints(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def is_of_this_machine(url: str) -> bool:
-    """Tell whether a URL's host means the machine that uses it: in a pod or a container, that one itself."""
+    """Return whether a URL's host means the machine that uses it: in a pod or a container, that one itself."""
     try:
         return is_this_machine(urlsplit(url).hostname or "")
     except ValueError:
@@ -30,7 +30,7 @@ def is_of_this_machine(url: str) -> bool:
 
 
 def is_this_machine(name: str) -> bool:
-    """Tell whether a host's name means the machine that uses it."""
+    """Return whether a host's name means the machine that uses it."""
     name = name.strip("[]").lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -55,7 +55,7 @@ def described(variables: Iterable[tuple[str, str]], environ: Mapping[str, str], 
 
     Args:
         variables: the variables that the stage sets.
-        environ: those of this machine.
+        environ: the local ones.
         in_container: whether the stage runs in a container.
     """
     others = s3_endpoints((name.removeprefix(ASIDE), value) for name, value in variables)

@@ -68,7 +68,7 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
 
 
 def is_torchx_component(function: object) -> bool:
-    """Tell whether a function is annotated to return an AppDef."""
+    """Return whether a function is annotated to return an AppDef."""
     returns = getattr(function, "__annotations__", {}).get("return")
     return callable(function) and str(getattr(returns, "__name__", returns)).rpartition(".")[2] == "AppDef"
 

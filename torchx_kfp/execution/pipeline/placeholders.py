@@ -191,12 +191,12 @@ def resolve_command(words: Sequence[str], values: PlaceholderValues) -> list[str
 
 
 def uses_concat(word: str) -> bool:
-    """Tell whether a word is a structured placeholder with a ``dsl.ConcatPlaceholder``."""
+    """Return whether a word is a structured placeholder with a ``dsl.ConcatPlaceholder``."""
     return _CONCAT in word and word.startswith((_IF_PRESENT, _CONCAT))
 
 
 def is_conditional(word: str) -> bool:
-    """Tell whether a word is a ``dsl.IfPresentPlaceholder``."""
+    """Return whether a word is a ``dsl.IfPresentPlaceholder``."""
     return word.startswith(_IF_PRESENT)
 
 
@@ -320,7 +320,7 @@ _GPU = re.compile(r"nvidia\.com/(?:gpu(?:\.shared)?|mig-.+)")
 
 
 def is_gpu(kind: str) -> bool:
-    """Tell whether accelerators of this type are NVIDIA's GPUs, or parts of them: ``nvidia.com/mig-1g.5gb``."""
+    """Return whether accelerators of this type are NVIDIA's GPUs, or parts of them: ``nvidia.com/mig-1g.5gb``."""
     return _GPU.fullmatch(kind) is not None
 
 

@@ -15,8 +15,8 @@ class PodSetting:
 
     Attributes:
         words: its name in messages.
-        process: whether it has an effect on a process on this machine.
-        container: whether it has an effect on a container on this machine.
+        process: whether it affects a local process.
+        container: whether it affects a local container.
         volume: the volume that it mounts, in messages; empty if it mounts none.
         is_temporary: whether that volume is empty at first.
         keys_of: the source of keys for the stage, ``secret`` or ``config map``; without a volume, as variables.

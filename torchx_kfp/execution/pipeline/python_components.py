@@ -88,7 +88,7 @@ def parse_command(words: Sequence[str]) -> PythonComponent | None:
 
 
 def names_executor(words: Sequence[str]) -> bool:
-    """Tell whether the command names KFP's executor, as that of any Python component does."""
+    """Return whether the command names KFP's executor, as that of any Python component does."""
     return any(_EXECUTOR.search(word) for word in words)
 
 
@@ -112,7 +112,7 @@ def _pip_installs(script: str) -> list[tuple[str, ...]] | None:
 
 
 def _is_kfp(words: tuple[str, ...]) -> bool:
-    """Tell whether this installs KFP for the executor: installs for users include dependencies."""
+    """Return whether this installs KFP for the executor: installs for users include dependencies."""
     if "--no-deps" in words and any(re.match(r"kfp\s*==", word) for word in words):
         return True
     packages = [word for before, word in zip(("", *words), words, strict=False) if not before.startswith("--")]

@@ -334,7 +334,7 @@ def _whole(value: Any) -> str | None:
         is_whole = not isinstance(value, bool) and abs(int(value)) < 2**63 and float(value).is_integer()
     except (TypeError, ValueError, OverflowError):
         is_whole = False
-    return None if is_whole else "a whole number"
+    return None if is_whole else "an integer"
 
 
 def _number(value: Any) -> str | None:

@@ -1,7 +1,7 @@
 """The compiled pipeline as plain data: the parts of KFP's PipelineSpec that are needed to run it.
 
 Everything that KFP nests (a nested pipeline, a branch of ``dsl.If``, a loop) is a component with a DAG, so one kind of
-scope is enough for all of them. It includes parts that cannot run on this machine; ``local.preflight`` rejects them.
+scope is enough for all of them. It includes parts that cannot run locally; ``local.preflight`` rejects them.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class Pipeline:
     #: The text of the compiled file, and its PipelineSpec and platform spec (or {}), which nobody changes.
     text: str = field(default="", repr=False, compare=False)
     documents: tuple[Mapping[str, Any], Mapping[str, Any]] = field(default=({}, {}), repr=False, compare=False)
-    #: Whether this process has compiled it from Python. A file from elsewhere must not name folders of this machine.
+    #: Whether this process has compiled it from Python. A file from elsewhere must not name local folders.
     is_compiled_here: bool = field(default=False, compare=False)
 
     def copy_documents(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -256,6 +256,6 @@ class Pipeline:
 
 
 def is_volume_task(component: Component) -> bool:
-    """Tell whether a task makes or deletes a volume claim instead of running: its image does not exist."""
+    """Return whether a task makes or deletes a volume claim instead of running: its image does not exist."""
     image = component.container.image if component.container is not None else ""
     return image.startswith(("argostub/createpvc", "argostub/deletepvc"))

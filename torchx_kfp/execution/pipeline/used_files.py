@@ -80,7 +80,7 @@ class CodeFile(NamedTuple):
 
     Attributes:
         name: its path in its folder, with ``/``.
-        path: where it is on this machine.
+        path: its local path.
         fingerprint: its digest, or its size and modification time.
         target: the target of a link; empty for a file.
     """
@@ -256,7 +256,7 @@ def _name_of_python(word: str) -> str:
 
 
 def is_python(word: str) -> bool:
-    """Tell whether a word is the name or path of an interpreter, or of a program that starts it."""
+    """Return whether a word is the name or path of an interpreter, or of a program that starts it."""
     return _PYTHON.fullmatch(os.path.basename(word)) is not None
 
 

@@ -266,7 +266,7 @@ def _article(type_: str) -> str:
 
 
 def is_finite(number: float) -> bool:
-    """Tell whether KFP can pass on the number, as a double and in JSON."""
+    """Return whether KFP can pass on the number, as a double and in JSON."""
     try:
         return math.isfinite(number)
     except OverflowError:  # an integer larger than any double
@@ -274,7 +274,7 @@ def is_finite(number: float) -> bool:
 
 
 def large_integers(value: Any) -> Iterator[float]:
-    """Yield the whole numbers in a value that doubles may not represent exactly."""
+    """Yield the integers in a value that doubles may not represent exactly."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if is_finite(value) and abs(value) >= _LARGEST_INTEGER and float(value).is_integer() and abs(value) < 1e21:
             yield value

@@ -91,7 +91,7 @@ class ScopedTask:
 
     @property
     def around(self) -> Iterator[ScopedTask]:
-        """The task itself, and the loops, branches and nested pipelines around it, the innermost first."""
+        """The task itself, and the loops, branches and nested pipelines around it, innermost first."""
         place: ScopedTask | None = self
         while place is not None:
             yield place
@@ -103,7 +103,7 @@ class ScopedTask:
         return sum(place.task.loop is not None for place in self.around if place is not self)
 
     def has_input(self, name: str) -> bool:
-        """Tell whether the scope has an input with this name, so that the task can take it."""
+        """Return whether the scope has an input with this name, so that the task can take it."""
         around = self.inside
         if around is None:
             return name in self.scope.inputs
@@ -263,7 +263,7 @@ def task_name(name: str) -> str:
 
 
 def is_execution(name: str, stage: str) -> bool:
-    """Tell whether a name is that of a stage, with or without indices: ``train[1,0]`` is an execution of ``train``.
+    """Return whether a name is that of a stage, with or without indices: ``train[1,0]`` is an execution of ``train``.
 
     The stage may be written as the function or application is, ``make_data``: KFP names the task ``make-data``. In a
     file that KFP's compiler has not written, tasks may have any names.
@@ -309,6 +309,6 @@ def outline(pipeline: Pipeline) -> dict[str, bool]:
 
 
 def is_meant(stage: str, word: str) -> bool:
-    """Tell whether a word names a stage: by its name without indices, or a nested pipeline around it."""
+    """Return whether a word names a stage: by its name without indices, or a nested pipeline around it."""
     name, wanted = task_name(without_indices(stage)), task_name(word)
     return name == wanted or name.startswith(f"{wanted}/")

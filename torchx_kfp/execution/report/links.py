@@ -159,7 +159,7 @@ class Links:
 
     def _text(self, artifact: Artifact) -> str:
         if not artifact.is_here:
-            raise _NotShownError("It is not on this machine.")
+            raise _NotShownError("It does not exist locally.")
         path = Path(artifact.path).resolve()
         if not path.is_file():
             raise _NotShownError("It no longer exists.")

@@ -33,8 +33,8 @@ KFP_GRACE = 1.0
 class RunStarted:
     """The first event of a run, and the first of each time that it is retried on KFP.
 
-    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``not_applied``
-    lists settings of the pipeline that have no effect on this machine, ``arguments`` has the values of all parameters,
+    A local run has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``not_applied``
+    lists settings of the pipeline that have no effect in local runs, ``arguments`` has the values of all parameters,
     and ``differs`` lists, in sentences, what a check has found, such as where KFP's backend would behave differently.
     ``time`` is in seconds since the epoch, here and below.
     """
@@ -74,7 +74,7 @@ class StagePending:
     """A stage cannot start yet, or the reason has changed; it is empty once the stage can start.
 
     On KFP, ``reason`` is what Kubernetes says of its pod: ``Unschedulable: 0/1 nodes are available: 1 Insufficient
-    cpu``. On this machine, the stage waits for GPUs: ``waits for 1 of this machine's 2 GPUs``.
+    cpu``. In a local run, the stage waits for GPUs: ``waits for 1 of this machine's 2 GPUs``.
     """
 
     name: str
@@ -281,7 +281,7 @@ def _read(hint: Any, value: Any, name: str) -> Any:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Tell whether a value in JSON fits an annotation that is not a union."""
+    """Return whether a value in JSON fits an annotation that is not a union."""
     if not isinstance(value, _in_json(hint)):
         return False
     # NaN and True are not numbers of seconds.

@@ -44,7 +44,7 @@ _DESCRIBED = 5
 _DEEPEST = 200
 #: The user's variable for the tracker base of commands.
 TRACKER_BASE = "TORCHX_KFP_TRACKER_BASE"
-#: The names of runs and of pods on this machine, which are those of folders.
+#: The names of local runs and pods, which are names of folders.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -265,7 +265,7 @@ def read_run(folder: str | os.PathLike[str], stages: Mapping[str, bool] | None =
 
 
 def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
-    """Return the folders of all runs in an output folder, the newest first.
+    """Return the folders of all runs in an output folder, newest first.
 
     Raises:
         ArgumentError: ``output_dir`` is not a folder.
@@ -314,12 +314,12 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
         )
     raise UnknownRunError(
         f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, [LATEST, *folders])} "
-        f"Its runs, the newest first: {listed(folders)}."
+        f"Its runs, newest first: {listed(folders)}."
     )
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder is that of a run, even if the run cannot be read."""
+    """Return whether a folder is that of a run, even if the run cannot be read."""
     try:
         names = set(os.listdir(folder))
     except PermissionError:

@@ -74,7 +74,7 @@ class PreparedRun:
         Its code are the workspaces that it names.
 
         Args:
-            run: its name on this machine, or its id on the host.
+            run: its local name, or its id on the host.
             warn: gets a sentence if this is not possible. The run goes on.
         """
         texts = [*self.values.values(), self.pipeline.text]
@@ -115,7 +115,7 @@ def prepare(
         workspace: the folder for the pipeline's parameter ``workspace``, if any.
         fresh: the stages, and nested pipelines, that run although they are cached. In the pipeline of a run on a
             host, their tasks are not cached.
-        directory: the directory in which stages of a run on this machine start; None for a run on a host. A folder as
+        directory: the directory in which stages of a local run start; None for a run on a host. A folder as
             tracker base must then exist: pods have mounted it.
         without: folders that do not travel, in which runs write. The tracker base never does.
         may_lack: whether arguments may be missing, because the run is started elsewhere.
@@ -290,7 +290,8 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
 
 
 def _reads(stage: ScopedTask, path: str) -> bool:
-    """Tell whether a stage, or a group around it, takes an output of the stage with this path, or of one around it."""
+    """Return whether a stage, or a group around it, takes an output of the stage with this path, or of one around
+    it."""
     return any(path == it or path.startswith(f"{it}/") for it in _sources(stage))
 
 

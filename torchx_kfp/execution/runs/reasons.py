@@ -70,7 +70,7 @@ def after_upstream(dag: Dag, task: Task, upstream: Sequence[TaskOutcome], stoppe
 
 
 def is_ignored(task: Task, state: State | None) -> bool:
-    """Tell whether the task has failed, but the tasks around it succeed anyway.
+    """Return whether the task has failed, but the tasks around it succeed anyway.
 
     On KFP, a run succeeds if only its exit task fails: that is a hook, not a part of the graph.
     """
@@ -93,7 +93,7 @@ def ended_with_the_run(why: str = "") -> str:
 
 
 def canceled_while_waiting(why: str, last: str) -> str:
-    """Return the reason of a stage that waited for another attempt; ``last`` is that of its last attempt."""
+    """Return the reason of a stage that waited for another attempt; ``last`` is its last attempt's reason."""
     before = f"; the last one {last}" if last else ""
     return f"was canceled while it waited for another attempt: {why}{before}"
 

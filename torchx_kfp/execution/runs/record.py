@@ -1,7 +1,7 @@
-"""A run as it is recorded, in a folder of this machine or on a KFP host, and the tracker bases that it names.
+"""A run as it is recorded, in a local folder or on a KFP host, and the tracker bases that it names.
 
 Commands that read a run read the tracker base that it names: in an object store or, if the run is in a folder, in a
-directory of this machine. A directory that a host names could have the user's own files, and a server could be one that
+local directory. A directory that a host names could have the user's own files, and a server could be one that
 only this machine reaches: such a base is read if the user names it, too.
 """
 
@@ -35,9 +35,9 @@ from torchx_kfp.tracking.recorder import absolute_base
 class RunRecord:
     """A run as it is recorded now.
 
-    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI and a ``name``.
+    A local run has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI and a ``name``.
     ``created`` is in seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``, and ``command`` is
-    the command line that has started the run on this machine; None for one from Python.
+    the command line that started the local run; None for one from Python.
     """
 
     run_id: str
@@ -101,11 +101,11 @@ class RunRecord:
         return absolute_base(base, directory) if isinstance(directory, str) else base
 
     def why_not_read(self, base: str) -> str:
-        """Return why a tracker base that the run names is not read on this machine; empty if it is read."""
+        """Return why a tracker base that the run names is not read locally; empty if it is read."""
         return why_not_read(base, self.named_bases, ran_here=self.folder is not None)
 
     def verify_read(self, base: str) -> None:
-        """Raise TrackerBaseError for a tracker base that is not read on this machine if only the run names it."""
+        """Raise TrackerBaseError for a tracker base that is not read locally if only the run names it."""
         if why := self.why_not_read(base):
             raise TrackerBaseError(missing(base, why))
 
@@ -121,12 +121,12 @@ def missing(base: str, why: str) -> str:
 
 
 def why_not_read(base: str, named_bases: Collection[str], *, ran_here: bool = False) -> str:
-    """Return why a base that a run names is not read on this machine; empty if it is read.
+    """Return why a base that a run names is not read locally; empty if it is read.
 
     Args:
         base: the base.
         named_bases: the bases that the user has named.
-        ran_here: whether the run is in a folder, so that directories are those of this machine.
+        ran_here: whether the run is in a folder, so that its directories are local.
     """
     place = _place(base)
     is_chained = "::" in place  # fsspec may find the name of any server in a file

@@ -83,7 +83,7 @@ class StageResult:
     cached_from: str = ""
     #: How many replicas a distributed stage has; None for other stages, and if it ended before they were started.
     replicas: int | None = None
-    #: Files and folders of this machine that the stage has registered as artifacts, and the URLs of those that it has
+    #: Local files and folders that the stage registered as artifacts, and the URLs of those that it has
     #: stored elsewhere.
     files: tuple[str, ...] = ()
     #: Whether the stage succeeds if its application fails.
@@ -145,7 +145,7 @@ class StageResult:
 class RunResult:
     """The result of a run. ``stages`` are in the order of the pipeline and, in loops, of the iterations.
 
-    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI.
+    A local run has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI.
     """
 
     pipeline: str

@@ -98,7 +98,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
         where = f"logs and outputs are in {event.folder}" if event.folder is not None else event.link
         lines = [f"Run {event.run_id}: {where}"]
         if event.not_applied:
-            lines.append(f"Not applied on this machine: {', '.join(event.not_applied)}.")
+            lines.append(f"Not applied locally: {', '.join(event.not_applied)}.")
         return lines + [f"On KFP: {text}" for text in event.differs]
     if isinstance(event, StageStarted) and verbose:
         attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""

@@ -76,7 +76,7 @@ def _number(handle: str, name: str, value: object) -> float:
 
 
 def _run_ids(recorder: Recorder, handle: str) -> list[str]:
-    """Return the possible execution ids of an app, the most likely ones first.
+    """Return the possible execution ids of an app, most likely first.
 
     TorchX sets the variable with the execution id to the app handle, ``<scheduler>://<session>/<app>``. On some
     schedulers, the handle that TorchX returns also has a namespace, a queue or a project. On KFP, the execution id is

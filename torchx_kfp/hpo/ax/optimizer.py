@@ -112,7 +112,7 @@ def _config(name: str, space: Mapping[str, Any]) -> RangeParameterConfig | Choic
 
 
 def _is_fixed(space: Mapping[str, Any]) -> bool:
-    """Check whether a parameter has only one value, which Ax does not accept as a choice."""
+    """Return whether a parameter has only one value, which Ax does not accept as a choice."""
     return len(space.get("values", "12")) == 1
 
 

@@ -1,4 +1,4 @@
-"""``torchx-kfp cancel``: end a run on this machine, from any directory, or on a KFP host."""
+"""``torchx-kfp cancel``: end a local run, from any directory, or one on a KFP host."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _terminate(folder: Path, record: RunRecord) -> bool:
     """Send SIGTERM to the run's process only; return False if it has ended meanwhile.
 
     Raises:
-        ArgumentError: the process is not on this machine, or cannot be signaled.
+        ArgumentError: the process runs on another machine, or cannot be signaled.
     """
     pid = read_pid(folder)
     with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""``torchx-kfp check``: find problems of a pipeline on this machine or on KFP."""
+"""``torchx-kfp check``: find problems of a pipeline, locally or on KFP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], kf
     """Check a pipeline without running it.
 
     Takes a compiled pipeline (*.yaml), a Python file that defines one, or a TorchX component, whose arguments follow
-    `--`. Prints everything that fails or differs on KFP or cannot run on this machine, each with
+    `--`. Prints everything that fails or differs on KFP or cannot run locally, each with
     a way out. Exits with 2 if `torchx-kfp run` would reject the pipeline.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target, split_words
@@ -47,7 +47,7 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], kf
         print_text(f"{finding.kind.value}: {finding}")
     print_message(f"{pipeline.name}: {counted(len(findings), 'finding')}.")
     if kinds := find_not_applied(pipeline, arguments, gpus=gpus):
-        print_message(f"A run on this machine does not apply: {'; '.join(kinds)}.")
+        print_message(f"A local run does not apply: {'; '.join(kinds)}.")
     # A run has a tracker base from --tracker-base, the settings, or a folder.
     if missing := missing_arguments(pipeline, {TRACKER_BASE: "", **arguments}):
         print_message(f"A run needs {' '.join(f'-p {name}=VALUE' for name in missing)}.")

@@ -24,7 +24,7 @@ _INSTALL = (
     help="The folder for its runs, their results and its settings.",
 )
 def dev_host_command(port: int, directory: str) -> None:
-    """Try commands without a cluster: a KFP host on this machine whose runs are local runs.
+    """Try commands without a cluster: a local KFP host whose runs are local runs.
 
     It is not KFP, but has the part of KFP's API that torchx-kfp, `torchx run -s kfp` and kfp.Client use for runs and
     experiments. There are no pods and images: stages are processes in the current directory. It has no UI and no

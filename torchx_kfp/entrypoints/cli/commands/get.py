@@ -54,7 +54,7 @@ def get_command(
     Its SHA-256 is checked. An existing file with the same content is kept. --list shows the artifacts of RUN, or of
     one of its stages, with sizes and locations. Artifacts without a size are registered, but not stored.
 
-    Stages without a tracker base have the artifacts that they declare to KFP, in the run's folder on this machine or in
+    Stages without a tracker base have the artifacts that they declare to KFP, in the local run's folder or in
     KFP's object store. For minio://, set AWS_ENDPOINT_URL and the credentials.
 
     \b

@@ -1,4 +1,4 @@
-"""``torchx-kfp replay``: run one stage of a run on this machine, with its original inputs."""
+"""``torchx-kfp replay``: run one stage of a run locally, with its original inputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from torchx_kfp.errors import ArgumentError
 @container_options
 @finds_runs()
 def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: Any) -> None:
-    """Run one stage of RUN on this machine, with its original arguments, variables, inputs, code, and the results that
+    """Run one stage of RUN locally, with its original arguments, variables, inputs, code, and the results that
     it reads.
 
     STAGE is the name of a stage in `torchx-kfp watch`: inner/train[2]. The default is the only failed one. The stage
@@ -65,7 +65,7 @@ def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: A
         tracker_base=options["tracker_base"],
         shell=options["shell"],
         env={**_variables(options["env"]), **dict.fromkeys(options["unset"])},
-        # A run on this machine keeps its replays.
+        # A local run keeps its replays.
         output_dir=None if isinstance(source, RunReader) else lookup.output_dir,
         secrets=given["secrets"],
         config_maps=given["config_maps"],

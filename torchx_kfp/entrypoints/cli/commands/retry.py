@@ -1,4 +1,4 @@
-"""``torchx-kfp retry``: run the failed stages of a run again, on this machine or on a KFP host."""
+"""``torchx-kfp retry``: run the failed stages of a run again, locally or on a KFP host."""
 
 from __future__ import annotations
 

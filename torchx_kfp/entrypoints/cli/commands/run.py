@@ -1,4 +1,4 @@
-"""``torchx-kfp run``: run a pipeline on this machine."""
+"""``torchx-kfp run``: run a pipeline locally."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run_command(
     given: dict[str, Any],
     **options: Any,
 ) -> None:
-    """Run a pipeline on this machine: its stages as processes of the current environment, or in containers.
+    """Run a pipeline locally: its stages as processes of the current environment, or in containers.
 
     Takes a compiled pipeline (*.yaml), a Python file that defines one (NAME selects one of several), or a TorchX
     component, whose arguments follow `--`: torchx-kfp run utils.echo -- --msg hello. Write the values of LIST and

@@ -1,4 +1,4 @@
-"""``torchx-kfp runs``: list the runs on this machine and on a KFP host. ``results`` lists the runs of a tracker."""
+"""``torchx-kfp runs``: list local runs and those on a KFP host. ``results`` lists the runs of a tracker."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def runs_command(
     as_json: bool,
     lookup: Lookup,
 ) -> None:
-    """List the runs on this machine and on the configured KFP host, the newest first.
+    """List local runs and those on the configured KFP host, newest first.
 
     With --host, only the runs on that host are listed, and with --output-dir, only those in that directory. A run is
     queued (KFP has not started it), running, succeeded, failed, canceled, or interrupted (its local process was

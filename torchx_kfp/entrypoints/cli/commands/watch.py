@@ -1,4 +1,4 @@
-"""``torchx-kfp watch``: show a run in progress, on this machine or on a KFP host."""
+"""``torchx-kfp watch``: show a run in progress, local or on a KFP host."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _LONGEST = 40
 
 
 class _DetachedError(BaseException):
-    """A signal, whose number is the argument, has ended the view of a run that continues."""
+    """A signal (the argument is its number) ended the view of a run that continues."""
 
 
 def attach(source: RunSource, words: Sequence[str], options: ViewOptions, command: CommandLine | None = None) -> None:

@@ -64,7 +64,7 @@ _ENDING = 10.0
 
 
 class Containers:
-    """Runs the attempts of one run as containers. ``close`` removes those that are left."""
+    """Run the attempts of one run in containers. ``close`` removes the remaining ones."""
 
     def __init__(self, engine: Engine, run_id: str, mounts: Sequence[Mount]) -> None:
         """Prepare them.
@@ -72,7 +72,7 @@ class Containers:
         Args:
             engine: the engine.
             run_id: the run's id.
-            mounts: the mounts that the user has asked for.
+            mounts: the user's mounts.
         """
         self.engine = engine
         self.run_id = run_id
@@ -93,7 +93,7 @@ class Containers:
             files: secrets and config maps that the stage mounts as files: names and contents, by the folder's path.
 
         Raises:
-            ValueError: the stage needs something that a container cannot be given.
+            ValueError: the stage needs something that containers lack.
         """
         container, platform = plan.component.container, plan.component.platform
         placeholders, folder = plan.placeholders, plan.folder
@@ -281,10 +281,10 @@ class Containers:
 
 
 class ContainerStage(RunningStage):
-    """A container that was created, from its start to its end."""
+    """A created container, from its start to its end."""
 
     def __init__(self, engine: Engine, container: str, plan: AttemptPlan) -> None:
-        """Start it. No output is lost, because the program attaches before the start."""
+        """Start it. No output is lost: the program attaches before the start."""
         assert plan.container is not None
         self._engine, self._container = engine, container
         self._image, self._limit = plan.image, plan.container.limits.memory
@@ -341,7 +341,7 @@ class ContainerStage(RunningStage):
         return describe_end(code, last_line, here=False)
 
     def _send(self, number: signal.Signals) -> None:
-        """Signal the container, which may not have begun yet, unless it ends before."""
+        """Signal the container as soon as it has started."""
         deadline = time.monotonic() + _ENDING
         while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(EngineError, OSError):

@@ -32,7 +32,7 @@ _NVIDIA_DEVICE = "/dev/nvidiactl"
 
 
 class EngineError(Exception):
-    """The engine has refused a command. The message is the engine's own."""
+    """The engine rejected a command. The message is the engine's own."""
 
 
 @dataclass(frozen=True)

@@ -47,15 +47,15 @@ class ContainerPlan:
     mounts: Sequence[Mount]
     #: Folders in memory: their paths in the container, and their sizes in bytes (None for no limit).
     memory_folders: Mapping[str, int | None]
-    #: Folders to create on this machine that any user of the container must be able to write to.
+    #: Local folders to create that any user of the container must be able to write to.
     shared_folders: Sequence[str]
-    #: Files that exist only while the container runs: names and contents, by the folder's path on this machine.
+    #: Files that exist only while the container runs: names and contents, by the folder's local path.
     files: Mapping[str, Mapping[str, str]]
     limits: Limits
     shared_memory: int | None
 
     def path_here(self, path: str) -> str | None:
-        """Return the path on this machine for a path of the container; None if no mount shows it."""
+        """Return the local path for a path of the container; None if no mount shows it."""
         path = os.path.normpath(path)
         shown = {mount.target: source for mount in self.mounts if (source := source_of(path, mount)) is not None}
         return shown[max(shown, key=len)] if shown else None
@@ -63,7 +63,7 @@ class ContainerPlan:
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """An attempt at a stage, as far as it is known before it starts."""
+    """An attempt to run a stage, as planned before its start."""
 
     stage: str
     task: str
@@ -115,7 +115,7 @@ class AttemptPlan:
 
     @property
     def process_command(self) -> list[str]:
-        """The command of a process. In an image, KFP's own command of a Python component works as it is."""
+        """The command of a process. In an image, KFP's command of a Python component works unchanged."""
         if self.replaces is not None:
             return [*self.replaces]
         return self.words if self.python is None else self.python.command(next(iter(self.programs)), self.copies)
@@ -141,7 +141,7 @@ class AttemptPlan:
         return replace(self, environ=environ, gpus=gpus)
 
     def result(self, exit_code: int | None = None, reason: str = "", **facts: Any) -> StageResult:
-        """Return the result of the attempt, which has failed if there is a reason."""
+        """Return the result of the attempt; with a reason, it failed."""
         return StageResult(
             name=self.stage,
             task=self.task,
@@ -167,7 +167,7 @@ class AttemptPlan:
 
 
 class AttemptError(Exception):
-    """An attempt has failed without its program: it could not be started or given its files, or was lost.
+    """An attempt failed outside its program: the program or its files were missing, or it was lost.
 
     ``exit_code`` is the one that a shell would report, or that of pip, if any.
     """
@@ -178,13 +178,13 @@ class AttemptError(Exception):
 
 
 class RunningStage(ABC):
-    """An attempt that was started. Its output comes from ``pipe``, which whoever has started it closes.
+    """An attempt that was started. Its output comes from ``pipe``, which its starter closes.
 
     The streams of an attached one are those of this process, and its pipe is empty.
     """
 
     def __init__(self, words: Sequence[str], *, attached: bool, **options: Any) -> None:
-        """Start the command, in a session of its own unless it is attached.
+        """Start the command, in its own session unless it is attached.
 
         Raises:
             OSError: it cannot be started; ValueError if one of its words contains a NUL character.
@@ -233,7 +233,7 @@ class RunningStage(ABC):
 
 
 def is_terminal(stream: Any) -> bool:
-    """Tell whether a stream of this process is a terminal."""
+    """Return whether a stream of this process is a terminal."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):  # there is none, or it is closed
@@ -241,12 +241,12 @@ def is_terminal(stream: Any) -> bool:
 
 
 def describe_end(code: int, last_line: str, *, here: bool) -> str:
-    """Describe the end of a stage, and the way out if its exit code or the last line of its log suggests one.
+    """Describe the end of a stage, and a remedy if its exit code or the last line of its log suggests one.
 
     Args:
         code: its exit code, negative for a signal.
         last_line: the last line of its log.
-        here: whether it was a process on this machine, not a container.
+        here: whether it was a local process rather than a container.
     """
     why = ""
     if code == NOT_FOUND:

@@ -1,4 +1,4 @@
-"""Mounts: folders of this machine in containers, by default at the same path as here."""
+"""Mounts: local folders in containers, by default at the same path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STORES = {"gs": "gcs", "minio": "minio", "s3": "s3"}
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or file of this machine, and where it is in the container. Both paths are absolute."""
+    """A local folder or file, and its path in the container. Both paths are absolute."""
 
     source: str
     target: str
@@ -51,14 +51,14 @@ def parse_mount(text: str) -> Mount:
 
 
 def source_of(path: str, mount: Mount) -> str | None:
-    """Return the path on this machine for a path in the container; None if the mount does not show it."""
+    """Return the local path for a path in the container; None if the mount does not show it."""
     if not is_below(path, mount.target):
         return None
     return os.path.normpath(os.path.join(mount.source, os.path.relpath(path, mount.target)))
 
 
 def local_path(base: str) -> str | None:
-    """Return the path of a tracker base on this machine; None if it is elsewhere.
+    """Return the path of a local tracker base; None if it is elsewhere.
 
     Raises:
         ValueError: the path is not absolute.
@@ -76,7 +76,7 @@ def local_path(base: str) -> str | None:
 
 
 def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str]:
-    """Return the tracker bases on this machine that a stage uses.
+    """Return the local tracker bases that a stage uses.
 
     Raises:
         ValueError: the path of one is not absolute.
@@ -95,7 +95,7 @@ def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str
 
 
 def unseen_artifact(inputs: Mapping[str, Any], mounts: Collection[Mount]) -> Artifact | None:
-    """Return an input artifact on this machine that the container does not see, if there is one."""
+    """Return a local input artifact that the container does not see, if any."""
     artifacts = [artifact for value in inputs.values() for artifact in artifacts_in(value) if artifact.is_here]
     shown = {os.path.normpath(artifact.path) for artifact in artifacts}
     unseen = {path for path in shown if all(source_of(path, mount) != path for mount in mounts)}

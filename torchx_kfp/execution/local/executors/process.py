@@ -1,4 +1,4 @@
-"""Run stages as processes: each leads its own session, and ends with everything that it has started.
+"""Run stages as processes: each leads its own session, and ends with all its descendants.
 
 As in a container, the processes that a stage has started are killed when its first process has ended. They are found
 by two signs: the session; and, for a process that has left the session, the stage's mark in its environment.
@@ -114,7 +114,7 @@ class StageProcess(RunningStage):
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all other processes that have the mark of a run or stage in their environment."""
+    """Kill all other processes with the mark of a run or stage in their environment."""
     _kill_all(_has_mark(mark))
 
 
@@ -144,7 +144,7 @@ def _in_session(leader: int) -> Callable[[int], bool]:
 
 
 def _has_mark(mark: str) -> Callable[[int], bool]:
-    """Return a predicate for the processes that have the mark of a run or stage in their environment."""
+    """Return a predicate for processes with the mark of a run or stage in their environment."""
     prefix, wanted = f"{RUN_MARK}=".encode(), mark.encode()
 
     def has_mark(pid: int) -> bool:

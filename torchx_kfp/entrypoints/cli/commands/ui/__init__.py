@@ -1,4 +1,4 @@
-"""``torchx-kfp ui``: serve a page of runs on this machine."""
+"""``torchx-kfp ui``: serve a local page of runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ADDRESS = "127.0.0.1"
     type=click.IntRange(0, 65535),
     default=8765,
     show_default=True,
-    help="The port of this machine; 0 for any that is free.",
+    help="The local port; 0 for any free one.",
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser. Without a display, none is opened.")
 @finds_runs(recorded=True)

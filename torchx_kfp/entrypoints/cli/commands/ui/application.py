@@ -1,6 +1,6 @@
 """The page of runs as a WSGI application: the list of runs, a comparison, and the report of a run. It only reads.
 
-It has the runs on this machine, those of a host, and those that have records under a tracker base. Requests need the
+It lists local runs, those of a host, and those that have records under a tracker base. Requests need the
 token in the path, which other users and web pages do not know, and this machine's name: a web page could give its own
 host's name the address of this machine. Runs are named by keys of the list, so a request cannot name a file.
 """
@@ -108,7 +108,7 @@ class Runs:
         self._settled: dict[str, tuple[float, Mapping[str, Any]]] = {}
 
     def read(self) -> tuple[Mapping[str, ListedRun], Sequence[str]]:
-        """Return the runs by key, the newest first, and sentences about unreadable ones."""
+        """Return the runs by key, newest first, and sentences about unreadable ones."""
         with self._lock:
             if (start := time.monotonic()) >= self._until:
                 self._problems = []
