@@ -153,7 +153,7 @@ print(run.id, run.results(), sys.modules["torchx_kfp"].__file__)
 
 
 NEEDED = (
-    'needs the extra "pipelines" (missing here: click, jinja2, kfp and 7 more). '
+    'needs the extra "pipelines" (not installed: click, jinja2, kfp and 7 more). '
     'Install it with: pip install "torchx-kfp[pipelines]"\n'
 )
 
@@ -204,6 +204,6 @@ def test_what_needs_another_extra_says_what_to_type(
     done = in_image(image, program)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f'torchx_kfp.errors.MissingExtraError: {what} needs the extra "{extra}" (missing here: {missing}). '
+        f'torchx_kfp.errors.MissingExtraError: {what} needs the extra "{extra}" (not installed: {missing}). '
         f'Install it with: pip install "torchx-kfp[{extra}]"'
     )

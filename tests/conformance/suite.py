@@ -30,7 +30,7 @@ from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.execution.host.connection import Connection, make_client
 from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.host.submission import version_of
-from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding
+from torchx_kfp.execution.model.findings import REJECTED_ON_KFP, Finding
 from torchx_kfp.execution.model.versions import NEWEST, Checked, Version, of_version
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -206,7 +206,7 @@ class Suite:
         if case.refused:
             return self._refused(case, pipeline)
         found_before = self.of_version(pipeline, case)
-        if refused := [each for each in found_before if each.kind in REFUSED_THERE]:
+        if refused := [each for each in found_before if each.kind in REJECTED_ON_KFP]:
             pytest.skip(f"on KFP {self.version}, {refused[0]}")
         expected = case.expected or "; ".join(map(str, found_before))
         run = self.submit(pipeline, case.arguments, case.name)

@@ -186,7 +186,9 @@ def test_an_image_whose_name_looks_like_an_option(execute):
         privileged()
 
     reason = execute(pipeline)["privileged"].reason
-    assert reason.startswith("could not be started: the image '--privileged' is not here and cannot be pulled: ")
+    assert reason.startswith(
+        "could not be started: the image '--privileged' does not exist locally and cannot be pulled: "
+    )
 
 
 def test_stages_hand_on_outputs_artifacts_and_results(execute, engine, tmp_path):
@@ -241,11 +243,11 @@ def test_how_containers_end(execute):
         "shell": "was ended by signal 11 (SIGSEGV)",
         "shell-2": f"ended with exit code 127: {NEEDS}",
         "shell-3": "was ended by signal 9 (SIGKILL): it was out of memory (its limit is 16 MB)",
-        "missing-2": "could not be started: the image 'torchx-kfp-test/missing:1' is not here, and its image pull "
-        "policy is Never. Build or pull it",
+        "missing-2": "could not be started: the image 'torchx-kfp-test/missing:1' does not exist locally, and its image "
+        "pull policy is Never. Build or pull it",
     }
     assert pulled.startswith(
-        "could not be started: the image 'torchx-kfp-test/missing:1' is not here and cannot be pulled: "
+        "could not be started: the image 'torchx-kfp-test/missing:1' does not exist locally and cannot be pulled: "
     )
     # The engine has two streams, whose relative order is lost.
     assert {"out", "err"} < set(log_of(result, "shell-2").splitlines())

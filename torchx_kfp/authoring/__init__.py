@@ -14,6 +14,6 @@ The public functions are in ``stages``. On its way from an AppDef to the compile
 ``functions`` calls TorchX component functions to see which AppDef they build from their inputs, ``python`` makes an
 AppDef that calls a Python function, and ``naming`` makes names that KFP, Kubernetes and the tracker accept.
 
-A value that cannot be translated without loss raises an ``AppDefError``, which names the field, the value and the way
-out.
+A value that cannot be translated without loss raises an ``AppDefError``, which names the field, the value and the
+remedy.
 """

@@ -2,7 +2,7 @@
 
 ``FIELDS`` is complete for torchx 0.7.0 and the nightly: a test compares it with the dataclasses of the installed
 torchx. With a newer TorchX, an unknown field that is set is rejected. Anything that KFP cannot do is rejected with an
-error that names the field and the way out.
+error that names the field and the remedy.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def pod_template(
 
     It is the pod of TorchX's Kubernetes scheduler, which maps mounts, devices, ports and capabilities, gives the pod a
     ``/dev/shm`` of the size of its memory and keeps Istio's sidecar away. That scheduler asks for a little less than
-    the limits, to leave room on nodes of its own; here, a replica gets what it may use.
+    the limits, to leave room on nodes of its own; a replica of this package gets all of them.
 
     Args:
         engine: the engine, for its options.

@@ -48,7 +48,7 @@ def require(extra: str, what: str) -> None:
         from torchx_kfp.common.text import listed  # not before it is needed: a help text must not wait for it
 
         raise MissingExtraError(
-            f'{what} needs the extra "{extra}" (missing here: {listed(missing, 3)}). '
+            f'{what} needs the extra "{extra}" (not installed: {listed(missing, 3)}). '
             f"Install it with: {install_line(extra)}"
         )
 

@@ -154,7 +154,7 @@ def shorten(text: str, limit: int, *, keep: str = "start") -> str:
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """Return a sentence that suggests the most similar name, after a space, or "" if none is similar.
+    """Return a message that suggests the most similar name, after a space, or "" if none is similar.
 
     Prefixes of names also match: ``digtis`` is similar to ``digits-20260101-120000``.
 
@@ -167,7 +167,7 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
 
 
 def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = ()) -> str:
-    """Return a sentence that suggests the most similar path in the same folder, as ``did_you_mean`` does for names.
+    """Return a message that suggests the most similar path in the same folder, as ``did_you_mean`` does for names.
 
     Args:
         path: a path that does not exist or has the wrong type.
@@ -209,7 +209,7 @@ class SuggestingDict(dict[str, V]):
         values: the values by name.
         owner: the owner of the values, as the beginning of a sentence: ``The stage 'train'``.
         kind: the kind of value, such as ``result``.
-        way_out: a sentence that ends the message.
+        way_out: the remedy, which ends the message.
     """
 
     def __init__(self, values: Mapping[str, V], owner: str, kind: str, way_out: str = "") -> None:

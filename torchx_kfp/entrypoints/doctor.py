@@ -1,6 +1,6 @@
 """The checks of ``torchx-kfp doctor``: this machine, a KFP host and storage. None changes a host.
 
-A check returns a sentence, or raises: ``Skipped`` if there is nothing to check, ``Doubt`` for a warning, and any other
+A check returns a message, or raises: ``Skipped`` if there is nothing to check, ``Doubt`` for a warning, and any other
 error if something required is missing.
 """
 
@@ -51,11 +51,11 @@ _LONGEST = 900
 
 
 class Skipped(Exception):
-    """A check was skipped; the message says why."""
+    """A skipped check; the message says why."""
 
 
 class Doubt(Exception):
-    """Something is wrong, but most things work."""
+    """A problem that leaves most features working."""
 
 
 @dataclass(frozen=True)

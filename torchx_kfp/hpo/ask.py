@@ -1,4 +1,4 @@
-"""Tell an optimizer the results of the trials of a search, and ask it for the next ones.
+"""Report the results of a search's trials to its optimizer, and ask it for the next ones.
 
 The stages of a search between its loops run this module, in an image with torchx-kfp: ``ask-1``, ``ask-2`` and so on,
 and ``best`` at the end. Their argument is JSON, ``{"name": ..., "definition": ...}``: see
@@ -85,7 +85,7 @@ def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
 
 
 def main(text: str) -> None:
-    """Tell the optimizer the results of trials, if any, and ask for the next ones or record the best one.
+    """Report results of trials to the optimizer, if any, and ask for the next ones or record the best one.
 
     Args:
         text: see the module.
@@ -164,7 +164,7 @@ def say(*words: object) -> None:
 
 
 def report(search: Search, ended: Sequence[str], reasons: Sequence[str]) -> None:
-    """Report the failed trials of a round; end the program if no trial has succeeded so far."""
+    """Report the failed trials of a round; exit if no trial has succeeded so far."""
     failed = "\n  ".join([f"{len(reasons)} of {len(ended)} trials of round {search.round - 1} failed:", *reasons])
     if search.best() is not None:
         say(failed)

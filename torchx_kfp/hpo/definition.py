@@ -77,7 +77,7 @@ def results_of(definition: Mapping[str, Any]) -> dict[str, type[Any]]:
 
 
 def check_count(what: str, value: object) -> None:
-    """Reject values other than None and integers above 0."""
+    """Reject values other than None and positive integers."""
     if value is not None and (type(value) is not int or value < 1):
         raise AppDefError(f"{what} is {value!r}. Give an integer, 1 or more.")
 

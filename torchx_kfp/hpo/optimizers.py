@@ -23,7 +23,7 @@ def number_of_digits(low: float, high: float) -> int:
 
 
 def place(space: Any, share: float, room: float = 0.0) -> Any:
-    """Return the number at this share of the range.
+    """Return the number at this fraction of the range.
 
     Args:
         space: a parameter with bounds.

@@ -235,7 +235,7 @@ class FsspecStore(Store):
         if type(error).__name__ == "EndpointConnectionError":  # botocore's
             return TrackerError(
                 f"Cannot {action} {where} ({error}). Set AWS_ENDPOINT_URL to an address of the server that can be "
-                "reached from here."
+                "reached from this machine."
             )
         return super().problem(action, key, error)
 

@@ -127,7 +127,7 @@ OPTION: dict[str, Callable[[Any], Any]] = {
 }
 ENGINE_CHANNELS: list[Row] = [
     *(
-        (counted(number), ONE, "number")
+        (counted(number), ONE, "integer")
         for number in [
             lambda given: given.yes,
             lambda given: given.share,

@@ -157,7 +157,7 @@ def test_a_tracked_stage_runs_as_it_was_and_records_for_itself(call, here, tmp_p
     assert done.stdout == "ran ['$HOME {{x}}'] $HOME {{x}} {}\n"
     assert "loss 0.29 (as before)" in done.stderr
     assert "exit_code 7 (as before)" in done.stderr
-    assert "It is tried only once." in done.stderr
+    assert "It is not retried." in done.stderr
     name = replay_id(done)
     [run_id] = recorded(here, name)
     original = here.result["first"].execution_id

@@ -133,9 +133,9 @@ CHAINS = [
 
 @pytest.mark.parametrize("base", [*STORES, *DIRECTORIES, *SERVERS, *CHAINS])
 def test_who_names_a_base_decides_whether_it_is_read(base: str) -> None:
-    assert why_not_read(base, [base], ran_here=True) == ""
+    assert why_not_read(base, [base], ran_locally=True) == ""
     assert (why_not_read(base, ()) == "") is (base in STORES)
-    refused = why_not_read(base, (), ran_here=True)
+    refused = why_not_read(base, (), ran_locally=True)
     assert (refused == "") is (base in STORES + DIRECTORIES)
     assert not refused or re.search(says("only the run names it", "TORCHX_KFP_TRACKER_BASE"), refused)
 

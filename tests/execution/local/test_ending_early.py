@@ -46,7 +46,7 @@ def test_the_time_limit_of_a_stage_counts_for_each_attempt(execute_failing):
         kubernetes.set_timeout(shell(script=":"), 100)
 
     result = execute_failing(pipeline, grace=0.5)
-    over = "was ended: its time limit of 1 s is over"
+    over = "was ended: its time limit of 1 s was exceeded"
     assert {stage.name: (str(stage.state), stage.reason) for stage in result.stages} == {
         "python": ("failed", over),
         "shell": ("failed", over),
@@ -95,9 +95,9 @@ def test_the_time_limit_of_a_run(execute_failing, own):
         "shell-2[0]": "canceled",
         "shell-2[1]": "not run",
     }
-    assert reasons(result)["python"] == "was ended with the run: the time limit of 2 s is over"
+    assert reasons(result)["python"] == "was ended with the run: the time limit of 2 s was exceeded"
     assert reasons(result)["shell"] == "was not run: the run was ended"
-    assert [event.reason for event in events if isinstance(event, RunEnding)] == ["The time limit of 2 s is over"]
+    assert [event.reason for event in events if isinstance(event, RunEnding)] == ["The time limit of 2 s was exceeded"]
 
 
 def test_a_signal_leaves_no_stage_out_and_lists_none_twice(tmp_path):

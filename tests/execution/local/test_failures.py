@@ -102,11 +102,11 @@ def test_a_stage_that_was_not_run_names_stages_and_not_the_groups_that_kfp_has_n
 NOT_STARTED = {
     "no-such-command": (
         127,
-        "there is no command 'no-such-command' on this machine. Install it, put its folder into PATH, or run the stage "
+        "there is no command 'no-such-command' on this machine. Install it, add its folder to PATH, or run the stage "
         "in its image (--docker)",
     ),
     "/no/such/file": (127, "there is no file '/no/such/file' on this machine, or its interpreter is missing"),
-    "/etc/passwd": (126, "'/etc/passwd' is not a program that can be run here"),
+    "/etc/passwd": (126, "'/etc/passwd' is not a program that this machine can run"),
     "x" * 200_000: (
         None,
         "its command is too long (its longest argument has 200000 bytes; the system accepts 128 KiB in one argument)",
@@ -150,9 +150,9 @@ def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path)
     ["sh: 1: exec: {}: not found", "bash: line 1: {}: command not found", "env: '{}': No such file or directory"],
 )
 def test_a_command_that_is_missing_is_named(said):
-    assert "the command 'jq' that it calls. Install it" in describe_end(127, said.format("jq"), here=True)
+    assert "the command 'jq' that it calls. Install it" in describe_end(127, said.format("jq"), is_process=True)
     assert "the command 'torchrun' that it calls (it comes with torch)." in describe_end(
-        127, said.format("torchrun"), here=True
+        127, said.format("torchrun"), is_process=True
     )
 
 

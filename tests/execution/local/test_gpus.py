@@ -480,7 +480,7 @@ def test_the_index_and_the_uuid_of_a_gpu_are_one_gpu(smi):
     [
         ("echo No devices were found", "nvidia-smi lists no GPUs"),
         ("echo NVIDIA-SMI has failed; exit 9", "nvidia-smi fails with exit code 9"),
-        ("sleep 300", "nvidia-smi has not answered for 0.5 s"),
+        ("sleep 300", "nvidia-smi did not answer within 0.5 s"),
     ],
 )
 def test_an_nvidia_smi_that_lists_none_means_none(script, lacks, smi, monkeypatch):

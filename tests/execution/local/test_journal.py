@@ -150,7 +150,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path):
     (folder,) = find_runs(tmp_path / "runs")
     assert done.stderr == (
         f"Some events of this run cannot be recorded in {folder}: the file is larger than a limit allows (ulimit "
-        "-f). The run goes on, but it may look unfinished later.\n"
+        "-f). The run continues, but may look unfinished later.\n"
     )
     assert (folder / "events.jsonl").read_bytes().endswith(b"}\n")
     assert read_run(folder).corrupt == ()

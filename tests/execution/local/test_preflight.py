@@ -174,7 +174,7 @@ def test_a_check_finds_what_the_backend_does_otherwise_and_nothing_else(call, tm
         found = [
             line
             for line in lines
-            if re.match(rf"{kind} on KFP(, works here)?: {re.escape(place.strip())} ", line) and words in line
+            if re.match(rf"{kind} on KFP(, works locally)?: {re.escape(place.strip())} ", line) and words in line
         ]
         assert len(found) == 1, (place, done.stdout)
         lines.remove(found[0])
@@ -205,7 +205,7 @@ def test_a_key_for_the_cache_is_found(tmp_path):
     events = []
     run(pipeline, output_dir=tmp_path, watch=Heard(on_event=events.append))
     assert events[0].differs == (
-        "task 'write' is cached here by its cache_key 'v1', which backends up to KFP 2.17 ignore: they compare its "
+        "task 'write' is cached locally by its cache_key 'v1', which backends up to KFP 2.17 ignore: they compare its "
         "command and inputs. Leave it out, or change an input of the task with it.",
     )
 

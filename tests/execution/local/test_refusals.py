@@ -51,7 +51,7 @@ def refusal(pipeline, tmp_path, why="fails on KFP"):
         (
             "del spec['deploymentSpec']['executors']['exec-write']['container']['command']",
             "task 'for-loop-2/write' has no command, so it runs the default command of the image 'busybox', and images "
-            "are not used here. Give the component a command, or run the stage in its image (--docker).",
+            "are not used locally. Give the component a command, or run the stage in its image (--docker).",
         ),
         (
             "spec['root']['inputDefinitions']['artifacts'] = {'data': {}}",

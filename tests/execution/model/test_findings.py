@@ -35,9 +35,9 @@ GOOD_IMAGES = [
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_an_image_that_kubernetes_refuses(image: str) -> None:
-    said = f"task 'box' has the image {image!r}, which Kubernetes refuses, so its pod never starts. Write it as "
+    said = f"task 'box' has the image {image!r}, which Kubernetes rejects, so its pod never starts. Write it as "
     [(kind, text)] = findings_of(lambda: box(image) and None)
-    assert kind is Kind.WORKS_HERE
+    assert kind is Kind.WORKS_LOCALLY
     assert text.startswith(said)
 
 
@@ -79,7 +79,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("said", REFUSED)
 def test_a_pod_that_kubernetes_refuses(said: str) -> None:
     [(kind, text)] = findings_of(lambda: REFUSED[said](box()) and None)
-    assert kind is Kind.WORKS_HERE
+    assert kind is Kind.WORKS_LOCALLY
     assert text.startswith(f"task 'box' {said}")
 
 
@@ -101,7 +101,7 @@ def test_a_request_whose_limit_is_a_channel() -> None:
 
     [(kind, text)] = findings_of(pipeline)
     assert kind is Kind.MAY_FAIL
-    assert "Kubernetes refuses a limit below the request" in text
+    assert "Kubernetes rejects a limit below the request" in text
 
 
 CHANGED: dict[str, tuple[Kind, Callable[..., Any]]] = {}
@@ -188,7 +188,7 @@ def an_item_without_a_field() -> None:
         pass_on(n=it.n)
 
 
-@finds(Kind.WORKS_HERE, "imports 'data.csv', and KFP's importer knows gs://")
+@finds(Kind.WORKS_LOCALLY, "imports 'data.csv', and KFP's importer knows gs://")
 def an_importer_of_a_file() -> None:
     dsl.importer(artifact_uri="data.csv", artifact_class=dsl.Dataset)
 
@@ -274,4 +274,4 @@ def test_macros_of_arguments(macro: str) -> None:
     assert findings_of(pipeline) == []
     [(kind, text)] = findings_of(pipeline, {"text": f"x {macro}"})
     assert kind is Kind.CHANGED
-    assert "KFP from 2.16 on replaces [[RunUUID]] and [[CurrentTime]] in arguments, and no other macros" in text
+    assert "KFP 2.16 and newer replaces [[RunUUID]] and [[CurrentTime]] in arguments, and no other macros" in text

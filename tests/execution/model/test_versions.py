@@ -99,7 +99,13 @@ def find(
 
 #: The pipeline, the kind of the finding and the beginning of its text, and the versions for which it holds.
 CHANGES: list[tuple[Callable[..., Any], Kind, str, list[Version], tuple[int, int]]] = [
-    (replicas, Kind.WORKS_HERE, "task 'train' takes the settings of its task (dsl.TaskConfig)", VERSIONS[:1], (2, 15)),
+    (
+        replicas,
+        Kind.WORKS_LOCALLY,
+        "task 'train' takes the settings of its task (dsl.TaskConfig)",
+        VERSIONS[:1],
+        (2, 15),
+    ),
     (time, Kind.CHANGED, "task 'told' has {{$.pipeline_job_create_time_utc}} as its", VERSIONS[:2], (2, 14)),
     (part_of_a_claim, Kind.CHANGED, "task 'echo' mounts a part of a volume claim", VERSIONS[:2], (2, 16)),
     (user, Kind.CHANGED, "task 'echo' has a security context", VERSIONS[:2], (2, 16)),
@@ -141,7 +147,7 @@ def test_numbers_in_the_items_of_a_loop(version: Version) -> None:
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_macros_in_arguments(version: Version) -> None:
     found = find(macro, version, {"text": "at [[CurrentTime]]"})
-    assert [kind for kind, text in found if "[[CurrentTime]]. KFP from 2.16 on replaces" in text] == (
+    assert [kind for kind, text in found if "[[CurrentTime]]. KFP 2.16 and newer replaces" in text] == (
         [Kind.CHANGED] if version >= (2, 16) else []
     )
 
@@ -155,7 +161,7 @@ def test_inputs_of_a_literal_type(version: Version) -> None:
     pipeline = pipeline_from_documents([spec], "checked")
     found = [each for each in check_pipeline(pipeline, {"text": "x"}, version=version) if "Literal" in str(each)]
     assert [(each.kind, each.place) for each in found] == (
-        [(Kind.WORKS_HERE, "the pipeline"), (Kind.WORKS_HERE, "task 'echo'")] if version < (2, 16) else []
+        [(Kind.WORKS_LOCALLY, "the pipeline"), (Kind.WORKS_LOCALLY, "task 'echo'")] if version < (2, 16) else []
     )
 
 
@@ -164,7 +170,7 @@ def test_inputs_of_a_literal_type(version: Version) -> None:
 def test_the_workspace_of_kfp(version: Version) -> None:
     config = dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi"))
     found = [kind for kind, text in find(macro, version, config=config) if "the pipeline has KFP's workspace" in text]
-    assert found == ([Kind.WORKS_HERE] if version == OLDEST else [])
+    assert found == ([Kind.WORKS_LOCALLY] if version == OLDEST else [])
 
 
 @pytest.mark.versions
@@ -173,7 +179,7 @@ def test_the_workspace_of_kfp(version: Version) -> None:
 def test_limits_of_a_run(version: Version) -> None:
     config = dsl.PipelineConfig(active_deadline_seconds=60)
     found = [kind for kind, text in find(macro, version, config=config) if "sets 'activeDeadlineSeconds'" in text]
-    assert found == ([Kind.WORKS_HERE] if version < NEWEST else [])
+    assert found == ([Kind.WORKS_LOCALLY] if version < NEWEST else [])
 
 
 @pytest.mark.parametrize(

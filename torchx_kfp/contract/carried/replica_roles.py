@@ -1,4 +1,5 @@
-"""The log of a distributed stage, and the environment of replicas, their pods, and their states, here and on a cluster.
+"""The log of a distributed stage, and the environment of replicas, their pods, and their states, locally and on a
+cluster.
 
 The specification's texts are lists of parts: the number of a WORD, or None for the index of the replica.
 """

@@ -123,7 +123,7 @@ def copy_artifact(record: RunRecord, name: str, artifact: Artifact, folder: str,
         OSError: it cannot be read or written.
     """
     path, run = artifact.path, ""
-    if record.folder is not None and artifact.is_here and not artifact.location:
+    if record.folder is not None and artifact.is_local and not artifact.location:
         # Foreign paths may have any characters and loops of links.
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             run = str(run_with(Path(path), record.folder.parent) or "")

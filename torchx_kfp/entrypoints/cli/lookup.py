@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Finds runs in the places of a command's options.
+    """Find runs in the locations that a command's options name.
 
     Attributes:
         output_dir: the directory with the folders of local runs.
@@ -124,8 +124,8 @@ class Lookup:
         """
         found: list[RunRecords] = []
         for word in words:
-            is_here = is_run(Path(self.output_dir, word.partition("/")[0]))
-            if self.base is None or is_here or names_host(self.flags):
+            is_local = is_run(Path(self.output_dir, word.partition("/")[0]))
+            if self.base is None or is_local or names_host(self.flags):
                 found.append(self.recorded(*self.find_part(word, reads="run ids")))
             else:
                 found.append(RunRecords(open_recorder(self.base), word))
@@ -191,7 +191,7 @@ class Lookup:
             return Recorder(base, patience=SHORT_PATIENCE)  # an unused base need not exist
 
     def _words(self, record: RunRecord) -> list[str]:
-        """Return the options with which another command finds a run that was found."""
+        """Return the options with which another command finds the same run."""
         return host_words(self.flags) if record.folder is None else output_dir_words(record.folder)
 
     def base_of(self, record: RunRecord) -> str:

@@ -216,7 +216,7 @@ def split_words(words: tuple[str, ...]) -> dict[str, str]:
     """Parse words ``NAME=VALUE`` of a command line.
 
     Raises:
-        ArgumentError: a word has a wrong form, or a name is given twice.
+        ArgumentError: a word is malformed, or a name is given twice.
     """
     arguments: dict[str, str] = {}
     for word in words:
@@ -373,7 +373,7 @@ def _factory(path: Path) -> str:
 
 
 def _is_nested(pipeline: Any, pipelines: Iterable[Any]) -> bool:
-    """Return whether another one of the pipelines contains a pipeline."""
+    """Return whether another of the pipelines contains a pipeline."""
     from kfp.dsl.utils import sanitize_component_name
 
     name = sanitize_component_name(pipeline.name)

@@ -201,7 +201,7 @@ class RunRecords:
         return names[0], part
 
     def nothing_recorded(self, name: str) -> str:
-        """Return the sentence that the run, or this part of it, has recorded nothing, and why."""
+        """Return the message that the run, or this part of it, has recorded nothing, and why."""
         part = self.word.removeprefix(name)
         run = titled(self.name.removesuffix(part), name)
         why = "" if self.run is None else cached_by_kfp(self.run) or untracked(self.run)

@@ -1,4 +1,4 @@
-"""Answers of a KFP host: JSON, a ``google.rpc.Status``, or a page that is not KFP's."""
+"""Responses of a KFP host: JSON, a ``google.rpc.Status``, or a page that is not KFP's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NONE: Mapping[str, Any] = {}
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the JSON in an answer.
+    """Return the JSON in a response.
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, or has numbers that JSON lacks or that are too large.
@@ -60,7 +60,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def refuse_run_id(found: object, request: str, wanted: str = "") -> None:
-    """Raise HostError if an answer has a different run id than the requested one, or one that is not a UUID."""
+    """Raise HostError if a response has another run id than the requested one, or one that is not a UUID."""
     if isinstance(found, str) and UUID.fullmatch(found) and wanted in ("", found):
         return
     what = f"with the run id {shown(found)}" if found else "without a run id"
@@ -77,7 +77,7 @@ def _number(text: str) -> float | int:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of a server. ``request`` names the request, ``url`` is the answer's origin, or where it redirects."""
+    """A response of a server. ``request`` names the request, ``url`` is its origin, or where it redirects."""
 
     request: str
     url: str
@@ -136,7 +136,7 @@ class Answer:
 
     @property
     def is_failed_log(self) -> bool:
-        """Whether it reports that a log cannot be read, which KFP does with status 200."""
+        """Whether it reports an unreadable log, which KFP does with status 200."""
         if not self.body.startswith(b'{"error_message":'):
             return False
         try:
@@ -147,12 +147,12 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The beginning of the text, for messages."""
+        """The start of the text, for messages."""
         return self.body[:10_000].decode("utf-8", "replace")
 
     @property
     def unreachable(self) -> type[HostUnreachableError]:
-        """The error if this is not an answer of KFP's API, which may have received the request anyway."""
+        """The error if this is not a response of KFP's API, which may have received the request anyway."""
         return HostAnswerLostError if self.request.startswith("POST ") else HostUnreachableError
 
     @property
@@ -172,7 +172,7 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """The server's own message about an error, without repetitions."""
+        """The server's own error message, without repetitions."""
         try:
             status = read_json(self.body)
         except ValueError:
@@ -196,7 +196,7 @@ class Answer:
 
 
 def error_of(answer: Answer, settings: Settings) -> HostError:
-    """Return the error for an answer that is not a success, or not from KFP."""
+    """Return the error for an unsuccessful response, or one not from KFP."""
     if right := answer.lacking_right:
         return HostCredentialsError(
             f"{answer.request} failed: {right}. Ask the owner of this namespace's profile to add the user as a "
@@ -239,7 +239,7 @@ def error_of(answer: Answer, settings: Settings) -> HostError:
 
 
 def _about_credentials(settings: Settings) -> str:
-    """Return sentences about the credentials that were sent, and how to give others."""
+    """Return messages about the credentials that were sent, and how to change them."""
     given = [name for name, setting in SETTINGS.items() if setting.kind == "credential" and getattr(settings, name)]
     where = f"in the namespace {settings.namespace!r}" if settings.namespace else "here"
     lack = f"They may have expired, or lack the right to do this {where}."

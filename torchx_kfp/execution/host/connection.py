@@ -1,7 +1,7 @@
 """The connection to a KFP host: requests with ``kfp.Client``'s credentials, repeated where that is safe.
 
-``kfp.Client`` supplies the credentials; its prints, warnings and waits are suppressed. Answers are limited in size and
-time. Redirects are not followed: credentials are only for the host that the user has named.
+``kfp.Client`` supplies the credentials; its prints, warnings and waits are suppressed. Responses are limited in size
+and time. Redirects are not followed: credentials are only for the host that the user has named.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Timeouts:
 
 
 class Connection:
-    """Sends requests to a KFP host; connects at the first one. Several threads may use it."""
+    """A connection to a KFP host, opened by the first request. It is thread-safe."""
 
     def __init__(self, settings: Settings, timeouts: Timeouts = Timeouts()) -> None:
         """Take the settings. Nothing is read or sent before the first request.
@@ -118,7 +118,7 @@ class Connection:
 
         Raises:
             HostSettingsError: there is no host, or its settings are wrong.
-            HostUnreachableError: the host does not answer, or something else does.
+            HostUnreachableError: the host does not answer, or the response is not from KFP.
             HostCredentialsError: the host rejects the credentials.
             HostNotFoundError: there is nothing at this path.
             HostError: the host reports another error.
@@ -128,14 +128,14 @@ class Connection:
     def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, if_lost: str = MAYBE_ACCEPTED
     ) -> dict[str, Any]:
-        """Send a JSON object and return the JSON object of the answer.
+        """Send a JSON object and return the JSON object of the response.
 
         The request is only repeated if the host cannot have accepted it.
 
         Args:
             path: the path below the host.
             body: the object.
-            if_lost: the advice for a request that the host may have accepted.
+            if_lost: advice if the host may have accepted the request.
 
         Raises:
             HostAnswerLostError: the host may have accepted it.

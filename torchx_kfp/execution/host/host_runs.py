@@ -41,7 +41,7 @@ class RunFilter:
 
     Attributes:
         states: select runs in any of these states, such as ``"failed"``.
-        name: select runs with this text in their names in KFP's UI, in any case.
+        name: select runs with this text in their names in KFP's UI, ignoring case.
         newer_than: select runs created less than this many seconds ago.
         archived: also select archived runs.
     """
@@ -159,7 +159,7 @@ class Host:
     ) -> str:
         """Start a run and return its id.
 
-        If a signal ends this process while the host creates the run, a sentence on stderr says how to find the run
+        If a signal ends this process while the host creates the run, a message on stderr says how to find the run
         before KeyboardInterrupt or SystemExit is raised.
 
         Args:
@@ -278,7 +278,7 @@ class Host:
 
         Args:
             where: which runs; by default, all that are not archived.
-            limit: the most runs.
+            limit: the maximum number of runs.
 
         Raises:
             HostError: the host does not answer.
@@ -294,7 +294,7 @@ class Host:
 
         Args:
             path: the path of the list.
-            key: where an answer has the objects.
+            key: where a response has the objects.
             query: a filter: see ``run_filter``.
             limit: the number of objects that the caller wants, if known: the first page has no more.
 
@@ -371,7 +371,7 @@ def submitted_documents(
         submission: the options of the run.
 
     Raises:
-        HostSettingsError: a setting has a wrong form.
+        HostSettingsError: a setting is malformed.
     """
     pipeline = pipeline if submission.cache else without_cache(pipeline)
     return with_storage(pipeline, settings)

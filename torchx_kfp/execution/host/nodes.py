@@ -16,7 +16,7 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
 - An exit task ``bye`` is inside of ``task.onExit``, where ``task`` is a task before it.
 - Importers, and tasks that make or delete volume claims, are one pod.
 
-``PodSpec`` reads what a driver has decided about the pod of a stage, its output ``pod-spec-patch``: a part of a pod's
+``PodSpec`` reads a driver's decisions about the pod of a stage, its output ``pod-spec-patch``: a part of a pod's
 spec whose container runs KFP's launcher. Its option ``--executor_input`` has all inputs and the places of outputs, and
 the stage's own command, with parameters filled in, follows ``--``. Seen on KFP 2.17.
 """

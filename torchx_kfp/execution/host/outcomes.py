@@ -1,4 +1,4 @@
-"""Determine how stages, and groups of tasks, ended."""
+"""Determine how stages and groups of tasks ended."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ NO_START = reasons.not_run("the run had ended")
 def end_of_stage(
     progress: Progress, node: Node | None, last: Node | None, *, is_cached: bool
 ) -> tuple[State | None, str, float | None]:
-    """Return the state of a stage, and the reason and time of its end; no state if it has not ended.
+    """Return the state of a stage, and the reason and time of its end; no state before its end.
 
     Args:
-        progress: how far the run has come.
+        progress: the progress of the run.
         node: the node around the stage's pods.
-        last: the last of them that has started.
+        last: the last started one of them.
         is_cached: whether the stage needed no pod.
     """
     if last is not None and last.state is State.SUCCEEDED:
@@ -75,7 +75,7 @@ def end_of_stage(
 
 
 def _end_with_run(progress: Progress, last: Node | None) -> tuple[State, str, float | None]:
-    """Return the same for a stage without a reported end in a run that is over."""
+    """Return the same for a stage without a reported end in a finished run."""
     time, canceled = progress.last.ended_at, progress.last.canceled_at is not None
     if progress.last.state is State.SUCCEEDED:
         return State.SUCCEEDED, "", time
@@ -91,7 +91,7 @@ def _end_with_run(progress: Progress, last: Node | None) -> tuple[State, str, fl
 
 
 def group_outcome(ends: list[TaskOutcome], failed: list[str], time: float) -> TaskOutcome:
-    """Return the outcome of a group whose tasks have all ended; ``failed`` are the failed stages in it."""
+    """Return the outcome of a finished group; ``failed`` are its failed stages."""
     time = max((end.time for end in ends), default=time)
     states = {end.state for end in ends}
     if not states & {State.FAILED, State.CANCELED, State.NOT_RUN, State.INTERRUPTED}:
@@ -105,7 +105,7 @@ def group_outcome(ends: list[TaskOutcome], failed: list[str], time: float) -> Ta
 
 
 def exit_of(node: Node, *, is_driver: bool = False, is_import: bool = False) -> tuple[int | None, str]:
-    """Return the exit code of a failed pod, if it is known, and the reason for the failure."""
+    """Return the exit code of a failed pod, if known, and the reason for the failure."""
     found = _EXIT.fullmatch(node.message)
     code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
     if not code:

@@ -131,7 +131,7 @@ class StageLogs:
         Args:
             connection: the host.
             run_id: the run.
-            say: receives sentences about logs that cannot be read, each once.
+            say: receives messages about logs that cannot be read, each once.
             raw: keep the lines of KFP's launcher.
         """
         self._connection, self._run_id, self._say, self._is_raw = connection, run_id, say, raw
@@ -165,7 +165,7 @@ class StageLogs:
 
         Args:
             path: the log file, from ``add``.
-            is_over: whether the pod has ended, so that its last line is complete even without a line break.
+            is_over: whether the pod has ended: its last line is then complete even without a line break.
         """
         log, began = self._logs[path], time.monotonic()
         if log.is_complete:
@@ -255,7 +255,7 @@ class StageLogs:
         return self._logs[path].launcher_error
 
     def say_once(self, key: str, sentence: str) -> None:
-        """Report a sentence, once for each key."""
+        """Report a message, once for each key."""
         if key not in self._said:
             self._said.add(key)
             self._say(sentence)

@@ -1,7 +1,7 @@
-"""Results of stages on KFP: find the ids of their executions, and read what they have recorded.
+"""Results of stages on KFP: find the ids of their executions, and read their records.
 
-The nodes of a run name pods, but neither their UIDs nor the attempts in them, so ids of executions have to be found.
-Reading results is often possible and never worth a long wait.
+The nodes of a run name pods, but neither their UIDs nor the attempts in them, so ids of executions must be looked up.
+Reading results often works and is never worth a long wait.
 
 KFP's API does not name the run that a cached stage came from. But each stage that reads it was given its execution's
 id: KFP's driver has resolved the inputs of each stage that runs. A reader that is cached as well has recorded what it
@@ -85,7 +85,7 @@ def cached_run_ids(
 
 
 class _Reads:
-    """Which stages were given the run ids of which others, by the names of the stages in place of their run ids."""
+    """Which stages received the run ids of which others; names of stages stand for their run ids."""
 
     def __init__(self, places: Collection[ScopedTask], ends: Mapping[str, StageResult]) -> None:
         self._by_path = {place.path: place for place in places}
@@ -111,7 +111,7 @@ class _Reads:
                 yield names, inputs[name]
 
     def of(self, stage: str) -> dict[str, list[str]]:
-        """Return, by alias, the names of the stages whose run ids an execution of a stage was given."""
+        """Return, by alias, the names of the stages whose run ids an execution received."""
         place = self.tracked[stage]
         values = inputs_of_stage(place.task, place.component, self._inputs(place, indices_of(stage)))
         known = {name: value for name, value in values.items() if value is not UNKNOWN}
@@ -120,7 +120,7 @@ class _Reads:
         return {alias: [names] if isinstance(names, str) else list(names) for alias, names in reads.items()}
 
     def _inputs(self, place: ScopedTask, indices: tuple[int, ...]) -> Mapping[str, Any]:
-        """Return the inputs of a task in this iteration, with the names of stages in place of their run ids."""
+        """Return the inputs of a task in this iteration, with names of stages instead of their run ids."""
         around, scope = place.inside, place.scope_inputs
         if around is not None:
             scope = self._inputs(around, indices)
@@ -158,7 +158,7 @@ DEADLINE, AGAIN = 10.0, 60.0
 def find_run_ids(
     recorder: Recorder, names: Iterable[str], earlier: Mapping[str, Sequence[str]] = _NONE
 ) -> dict[str, str]:
-    """Return the full id of each execution ``<run>/<stage>/<pod>``: the one that recorded something last.
+    """Return the full id of each execution ``<run>/<stage>/<pod>``: the one with the latest record.
 
     That is the last attempt in the pod, or in the last pod of this name, unless it recorded nothing. An execution
     without records keeps its name. Each run is listed once.
@@ -188,10 +188,10 @@ def find_run_ids(
 
 
 class ResultReader:
-    """Reads the results of stages from tracker bases; ``problems`` has a sentence about each unreadable base."""
+    """Reads the results of stages from tracker bases; ``problems`` has a message about each unreadable base."""
 
     def __init__(self, named_bases: Collection[str] = (), *, run_ids_only: bool = False) -> None:
-        """Take the tracker bases that the user has named.
+        """Create a reader with the user's tracker bases.
 
         With ``run_ids_only``, results are left to the caller.
         """
@@ -201,25 +201,25 @@ class ResultReader:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences about the bases that could not be read."""
+        """Messages about the bases that could not be read."""
         return tuple(sentence for _, sentence in self._failed.values())
 
     def read(self, base: str, names: Collection[str], earlier: Mapping[str, Sequence[str]] = _NONE) -> _Found:
-        """Return the full id and the results of each execution that can be read now, by its name.
+        """Return the full id and results of each readable execution, by its name.
 
         ``earlier`` are earlier executions: see ``find_run_ids``.
         """
         return self._ask(base, lambda: self._read(base, names, earlier)) or {} if names else {}
 
     def parents(self, by_base: Mapping[str, Collection[str]]) -> Parents:
-        """Return the ids that executions were given, by their own: see ``Recorder.parents``."""
+        """Return the parents' ids of executions: see ``Recorder.parents``."""
         found: dict[str, Mapping[str, Collection[str]]] = {}
         for base, run_ids in by_base.items():
             found |= self._ask(base, partial(_parents, base, run_ids)) or {}
         return found
 
     def _ask(self, base: str, ask: Callable[[], tuple[_Result, str]]) -> _Result | None:
-        """Return the first value of ``ask`` if it can be read now; the second one says what cannot be read."""
+        """Return the first value of ``ask`` if it can be read now; the second describes unreadable ones."""
         failed_at = self._failed[base][0] if base in self._failed else -AGAIN
         if time.monotonic() - failed_at < AGAIN:
             return None

@@ -73,7 +73,7 @@ class HostRun(ReadableRun):
         Args:
             connection: the host.
             run_id: the run's id: see ``Host.find``.
-            say: receives sentences about a host that does not answer and logs that cannot be read. Default: print them
+            say: receives messages about a host that does not answer and logs that cannot be read. Default: print them
                 on stderr.
             reads: what to read of stages: all, or only the ids of executions, or nothing.
             named_bases: the tracker bases that the user has named for this run, besides the setting: see
@@ -141,7 +141,7 @@ class HostRun(ReadableRun):
         return self._last
 
     def _look(self) -> RunRecord:
-        """Return the run like ``read``, or the last record if the host does not answer for the moment."""
+        """Return the run like ``read``, or the last record if the host does not answer at the moment."""
         try:
             record = self.read()
         except HostError as error:
@@ -216,7 +216,7 @@ class HostRun(ReadableRun):
         )
 
     def _results_of(self, ends: Iterable[StageResult]) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        """Return the full ids and the results of executions that can be read now, by their known ids."""
+        """Return the full ids and results of readable executions, by their known ids."""
         by_base: dict[str, list[str]] = {}
         earlier: dict[str, list[str]] = {}
         for end in ends if self._reads != "none" else ():
@@ -232,7 +232,7 @@ class HostRun(ReadableRun):
         return found
 
     def terminate(self) -> None:
-        """Request the end of the run, which takes a moment.
+        """Request the termination of the run, which takes a moment.
 
         Raises:
             UnknownRunError: there is no such run.
@@ -244,7 +244,7 @@ class HostRun(ReadableRun):
             raise self._unknown(error) from None
 
     def left_replicas(self) -> list[str]:
-        """Return sentences about replicas that may still run although the run was canceled.
+        """Return messages about replicas that may still run although the run was canceled.
 
         The launcher of a distributed stage has only about a second to delete them.
         """
@@ -303,7 +303,7 @@ class HostRun(ReadableRun):
         return HostNotFoundError(f"The run {self.run_id} was deleted on {self._connection.name} meanwhile. ({error})")
 
     def _load_pipeline(self, run: Mapping[str, Any]) -> None:
-        """Load the run's pipeline, also if the run refers to an uploaded one."""
+        """Load the run's pipeline, even if the run refers to an uploaded one."""
         if self._pipeline is not None:
             return
         self._problem = ""
@@ -331,7 +331,7 @@ class HostRun(ReadableRun):
         """Read the nodes, unless the manifest is the same as before.
 
         Raises:
-            HostError: the host has reported them before, but not now.
+            HostError: the host no longer reports them.
         """
         path = f"{V1BETA1}/runs/{quote(self.run_id, safe='')}"
         try:
@@ -351,7 +351,7 @@ class HostRun(ReadableRun):
             )
 
     def _unknown_pods(self) -> str:
-        """Return the sentence about pods with unknown nodes; empty if there are none."""
+        """Return the message about pods with unknown nodes; empty if there are none."""
         if not (unread := self._snapshot.unread):
             return ""
         return (
@@ -363,7 +363,7 @@ class HostRun(ReadableRun):
     # Events
 
     def _take_events(self, run: Mapping[str, Any]) -> list[Event]:
-        """Return the events since the last answers, in order of time."""
+        """Return the events since the last responses, in order of time."""
         facts = (run.get("state"), run.get("state_history"), run.get("finished_at"), self._pipeline, self._nodes)
         if facts == self._facts:
             return []
@@ -377,7 +377,7 @@ class HostRun(ReadableRun):
         return events
 
     def _complete_cached(self) -> None:
-        """Add ids and results to cached stages whose executions have become known."""
+        """Add ids and results to cached stages once their executions are known."""
         ends = {end.name: end for end in self._run.ends}
         unknown = any(end.state is State.CACHED and end.tracker_base and not end.execution_id for end in ends.values())
         if self._pipeline is None or self._reads == "none" or not unknown:
@@ -445,7 +445,7 @@ class HostRun(ReadableRun):
         return dataclasses.replace(event, result=self._explained(result))
 
     def _made_by(self, result: StageResult, patch: str) -> Mapping[str, Artifact | list[Artifact]]:
-        """Return the artifacts of a stage that has succeeded."""
+        """Return the artifacts of a successful stage."""
         component = self._pipeline.places[without_indices(result.name)].component if self._pipeline else None
         if component is not None and component.artifact_outputs and result.state is State.SUCCEEDED:
             with contextlib.suppress(ValueError):  # of another version of KFP

@@ -1,4 +1,4 @@
-"""All that a KFP host has reported about a run so far, as the events of a local run, and the new ones among them.
+"""A KFP host's reports about a run, as events of a local run, and the new ones among them.
 
 So ``RunState`` computes the same from them: the view, the table, the report and ``--json``.
 """
@@ -57,7 +57,7 @@ class RunPipeline:
 
     @classmethod
     def of(cls, run: Mapping[str, Any]) -> RunPipeline | None:
-        """Return the pipeline in the run's JSON (v2beta1), if it is there.
+        """Return the pipeline in the run's JSON (v2beta1), if present.
 
         Raises:
             PipelineFileError: it cannot be read.
@@ -92,10 +92,10 @@ class RunPipeline:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run according to the host's answers so far.
+    """The state of a run according to the host's responses so far.
 
     Attributes:
-        new: the new events of the last answer, in order.
+        new: the new events of the last response, in order.
         last: the last event of the run and of each stage, loop and nested pipeline.
         patches: the pod spec patches of drivers, by stage: see ``PodSpec``.
         read: the names of the nodes that were read.
@@ -117,14 +117,14 @@ class Snapshot:
         link: str = "",
         before: Snapshot | None = None,
     ) -> Snapshot:
-        """Read the answers about a run.
+        """Read the responses about a run.
 
         Args:
             run: the run's JSON (v2beta1).
             pipeline: its pipeline. Without it, or without nodes, stages have no events.
             nodes: the run's nodes.
             link: the run's page in KFP's UI.
-            before: the snapshot of earlier answers. This answer may be older: no event is repeated or taken back.
+            before: the snapshot of earlier responses. This response may be older: no event is repeated or withdrawn.
         """
         progress, before = read_progress(run, time.time()), before or cls()
         of_stages: Sequence[OrderedEvent] = ()
@@ -150,7 +150,7 @@ def _events_of_run(
     of_stages: Sequence[OrderedEvent],
     link: str,
 ) -> Iterator[OrderedEvent]:
-    """Yield the steps of the run and, in the period in which they were, those of its stages."""
+    """Yield the events of the run and, within each period, those of its stages."""
     last = len(progress.periods) - 1
     for index, period in enumerate(progress.periods):
         stages = [item for item in of_stages if item.at.period == index]
@@ -184,7 +184,7 @@ def _events_of_run(
 
 
 def _carried(events: Sequence[OrderedEvent], progress: Progress) -> Iterator[OrderedEvent]:
-    """Yield the ends of stages that a retry of the run has not started again, as events of the last period."""
+    """Yield the ends of stages that a retry of the run did not restart, as events of the last period."""
     ends = {item.of: (item.at.period, item.event.result) for item in events if isinstance(item.event, StageFinished)}
     last = len(progress.periods) - 1
     for name, (period, result) in ends.items():
@@ -196,7 +196,7 @@ def _carried(events: Sequence[OrderedEvent], progress: Progress) -> Iterator[Ord
 def _reason(
     run: Mapping[str, Any], period: Period, stages: Sequence[OrderedEvent], nodes: Nodes | None, *, is_last: bool
 ) -> str:
-    """Return why a period has ended, unless a stage failed in it."""
+    """Return why a period ended, unless a stage failed in it."""
     if period.state is State.CANCELED:
         return CANCELED_BY
     ends = (item.event.result.state for item in stages if isinstance(item.event, StageFinished))

@@ -60,7 +60,7 @@ class Phase(IntEnum):
 
 
 class Progression(NamedTuple):
-    """How far a stage, loop or nested pipeline had come at an event; later events compare as larger.
+    """The progress of a stage, loop or nested pipeline at an event; later events compare as larger.
 
     Attributes:
         period: the index of the run's period.
@@ -116,9 +116,9 @@ class StageReader:
             pipeline: its pipeline.
             tracked: the tracked stages by name without indices.
             nodes: the nodes of its workflow.
-            progress: how far the run has come. Once it is over, each stage gets a final event.
-            known: the last event of each stage, loop and nested pipeline. The nodes of a stage that has finished in
-                this period are not read again.
+            progress: the progress of the run. After its end, each stage gets a final event.
+            known: the last event of each stage, loop and nested pipeline. Nodes of stages that finished in this period
+                are not read again.
             patches: the pod spec patches of drivers, by stage.
         """
         self._pipeline, self._tracked, self._nodes = pipeline, tracked, nodes
@@ -149,7 +149,7 @@ class StageReader:
     # DAGs
 
     def _bodies(self, name: str, around: DagNode, names: StageNames) -> list[DagNode]:
-        """Return the attempts of a DAG's node. No more tasks start in one that has ended, or is not the last."""
+        """Return the attempts of a DAG's node. No more tasks start in a finished one, or in any but the last."""
         nodes = self._nodes.attempts(name)
         closed = [around.is_closed or node.state.is_over or node is not nodes[-1] for node in nodes]
         return [
@@ -158,7 +158,7 @@ class StageReader:
         ]
 
     def _dag(self, component: Component, scope: DagNode) -> TaskOutcome:
-        """Read the tasks of a DAG: first those that have started, because others may depend on all of them."""
+        """Read the tasks of a DAG: started ones first, because others may depend on all of them."""
         dag = component.as_dag()
         begun = {task.name: self._read_started(task, scope, dag) for task in dag.ordered}
         ends = {name: end or TaskOutcome() for name, end in begun.items()}
@@ -174,7 +174,7 @@ class StageReader:
         )
 
     def _read_started(self, task: Task, scope: DagNode, dag: Dag) -> TaskOutcome | None:
-        """Read a task that has started; return None if it has not."""
+        """Read a started task; return None if it has not started."""
         component, around = self._pipeline.component_of(task), [scope.node]
         if component.dag is None and (end := self._known_end(scope.names.of(task.name), scope)):
             return end
@@ -190,7 +190,7 @@ class StageReader:
         return None
 
     def _resolve(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagNode, dag: Dag) -> TaskOutcome:
-        """Resolve a task that has not started, or has no end although its DAG is closed."""
+        """Resolve a task that has not started, or has not ended although its DAG is closed."""
         before = [ends[name] for name in task.depends_on]
         state, reason = reasons.after_upstream(dag, task, before)
         if not state.is_pending:
@@ -202,8 +202,8 @@ class StageReader:
     ) -> TaskOutcome:
         """Report that a task, or the iteration of a loop that has these names, will never start.
 
-        ``others`` are the outcomes of the other tasks or iterations. While a later answer may give the reason, the
-        outcome is open.
+        ``others`` are the outcomes of the other tasks or iterations. As long as a later response may give the reason,
+        the outcome is open.
         """
         failed = next((each.failed or [each.name] for each in others if each.state is State.FAILED), None)
         if self._progress.last.canceled_at is not None:
@@ -220,7 +220,7 @@ class StageReader:
     def _report_not_run(
         self, task: Task, scope: DagNode, state: State, reason: str, time: float, *, inside: StageNames | None = None
     ) -> TaskOutcome:
-        """Report that a task and all stages inside it do not run, or those of the iteration with these names."""
+        """Report that all stages of a task, or of the iteration with these names, do not run."""
         component = self._pipeline.component_of(task)
         names = [(scope.names.of(task.name), task.name)]
         if component.dag is not None:
@@ -374,7 +374,7 @@ class StageReader:
         return self._finish(result, scope, time)
 
     def _report_attempts(self, task: Task, pods: Sequence[Node], scope: DagNode, *, is_over: bool) -> None:
-        """Report the attempts that have started, after those of earlier rounds."""
+        """Report the started attempts, after those of earlier rounds."""
         name, period = scope.names.of(task.name), self._progress.last
         is_over = is_over or period.state.is_over or period.canceled_at is not None
         pods = [pod for pod in pods if pod.state is not State.SKIPPED]
@@ -419,13 +419,13 @@ class StageReader:
         return self._finish(result, scope, time)
 
     def _pending(self, name: str, task: str, pods: Iterable[Node], scope: DagNode) -> None:
-        """Report the reason why the first of these pods that has not started is waiting."""
+        """Report why the first pod that has not started is waiting."""
         if pod := next((pod for pod in pods if pod.state is State.QUEUED and pod.pod), None):
             event = StagePending(name, task, pending_reason(pod), time=self._time(pod.start))
             self._report(name, event, scope, self._attempts[name], Phase.PENDING)
 
     def _pending_group(self, component: Component, scope: DagNode, driver: str) -> None:
-        """Report the reason why the driver of a group is waiting, at the first stage of the group."""
+        """Report why the driver of a group is waiting, at the group's first stage."""
         stages = self._stages_in(component, scope.names)
         if first := next((place for place in stages if not place.looped), None):
             self._pending(first.name, first.task.name, self._nodes.attempts(driver)[-1:], scope)
@@ -442,7 +442,7 @@ class StageReader:
         return _outcome(result, self._report(result.name, StageFinished(result, time=time), scope, _LAST, Phase.ENDED))
 
     def _known_end(self, name: str, scope: DagNode) -> TaskOutcome | None:
-        """Return the outcome of a stage that was reported before: no later answer takes it back."""
+        """Return the outcome of a stage that was reported before: no later response changes it."""
         item = self._known.get(name)
         if item is None or item.at != Progression(len(self._progress.periods) - 1, scope.rounds, _LAST, Phase.ENDED):
             return None

@@ -41,7 +41,7 @@ class Period:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: its periods, the current one last."""
+    """The progress of a run: its periods, the current one last."""
 
     run_id: str
     periods: tuple[Period, ...]
@@ -77,11 +77,11 @@ class Progress:
 
 
 def read_progress(run: Mapping[str, Any], now: float) -> Progress:
-    """Return how far a run has come, from its JSON (v2beta1).
+    """Return the progress of a run, from its JSON (v2beta1).
 
     Args:
         run: the answer.
-        now: the time of the answer, about which a state that is not in the history yet began.
+        now: the time of the response; a state missing from the history began about then.
     """
     found = run.get("state_history")
     history = [

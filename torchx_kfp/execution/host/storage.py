@@ -46,7 +46,7 @@ def storage_of(settings: Settings) -> Storage:
     """Read the settings ``storage_variables``, ``storage_secret`` and ``storage_folder``.
 
     Raises:
-        HostSettingsError: a setting has a wrong form.
+        HostSettingsError: a setting is malformed.
     """
     variables = _pairs(settings, "storage_variables", _words(settings.storage_variables), _EXAMPLE_OF_VARIABLES)
     name, *words = _words(settings.storage_secret) or [""]
@@ -70,7 +70,7 @@ def with_storage(pipeline: Pipeline, settings: Settings) -> tuple[Mapping[str, A
         settings: the settings of the host.
 
     Raises:
-        HostSettingsError: a setting has a wrong form.
+        HostSettingsError: a setting is malformed.
     """
     storage = storage_of(settings)
     if not storage:

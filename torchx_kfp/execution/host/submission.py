@@ -18,7 +18,7 @@ from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Settings, Submission, read_settings, variable
 from torchx_kfp.execution.host.storage import Storage, storage_of
 from torchx_kfp.execution.model import checks
-from torchx_kfp.execution.model.findings import REFUSED_THERE, Finding, Kind, merge, refuse
+from torchx_kfp.execution.model.findings import REJECTED_ON_KFP, Finding, Kind, merge, refuse
 from torchx_kfp.execution.model.versions import NEWEST, Version, address_of_store, parse_version
 from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine, s3_endpoints
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_errors, pipeline_from_documents
@@ -100,8 +100,8 @@ def start_run(
         host: the host.
         prepared: the run.
         submission: the other options of the run.
-        say: receives sentences about stored code.
-        warn: receives a sentence if the run's code cannot be recorded.
+        say: receives messages about stored code.
+        warn: receives a message if the run's code cannot be recorded.
 
     Raises:
         TrackerError: the code cannot be stored.
@@ -124,7 +124,7 @@ def as_file(prepared: PreparedRun, settings: Settings, submission: Submission) -
         submission: the other options of the run, of which only ``cache`` applies to a file.
 
     Raises:
-        HostSettingsError: a setting has a wrong form.
+        HostSettingsError: a setting is malformed.
     """
     pipeline = prepared.pipeline
     spec, platform = submitted_documents(pipeline, settings, submission)
@@ -183,7 +183,7 @@ def _host(host: Host | str | None, **settings: str | bool | None) -> Host:
 
 
 def version_of(connection: Connection) -> Version:
-    """Return the version of KFP on a host; the newest, if the host does not say it.
+    """Return the version of KFP on a host; the newest if it is unknown.
 
     Raises:
         HostError: the host does not answer.
@@ -228,7 +228,7 @@ def check_submission(
 
 def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
     """Raise UnsupportedPipelineError if the run would surely fail."""
-    failing = [finding for finding in findings if finding.kind in REFUSED_THERE]
+    failing = [finding for finding in findings if finding.kind in REJECTED_ON_KFP]
     refuse(pipeline.name, failing, "nothing was submitted")
 
 

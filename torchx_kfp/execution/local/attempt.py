@@ -359,8 +359,8 @@ class Attempt(threading.Thread):
             return self.plan.result(result.exit_code, str(error))
         if lost:
             self._say(
-                f"Lost, here as on KFP: {listed(lost)}, beside an artifact's path. Write to the path itself, or make "
-                "it a folder and write into that."
+                f"Lost, locally as on KFP: {listed(lost)}, beside an artifact's path. Write to the path itself, or "
+                "make it a folder and write into that."
             )
         return dataclasses.replace(result, outputs=outputs, artifacts=artifacts)
 

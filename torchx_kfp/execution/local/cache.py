@@ -283,7 +283,7 @@ class Cache:
                 artifact.type.title,
                 artifact.uri,
                 dict(artifact.metadata),
-                artifact.is_here and self._stamp(artifact.path),
+                artifact.is_local and self._stamp(artifact.path),
             )
             for artifact in artifacts_in(value)
         ]
@@ -341,7 +341,7 @@ def _paths(result: StageResult) -> list[str]:
     values = result.artifacts.values()
     made = [artifact for value in values for artifact in (value if isinstance(value, list) else [value])]
     log = [] if result.log_file is None else [str(result.log_file)]
-    return [*result.files, *(artifact.path for artifact in made if artifact.is_here), *log]
+    return [*result.files, *(artifact.path for artifact in made if artifact.is_local), *log]
 
 
 def _stamps(paths: Iterable[str]) -> list[list[Any]]:

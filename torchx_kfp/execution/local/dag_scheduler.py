@@ -225,7 +225,7 @@ class Scheduler:
 
     def _expire(self) -> None:
         if self.signal is None:
-            self.reason = f"the time limit of {self._time_limit:g} s is over"
+            self.reason = f"the time limit of {self._time_limit:g} s was exceeded"
             self._stop(f"T{self.reason[1:]}", _Stop(reasons.ended_with_the_run(self.reason)))
 
     def _fail_fast(self, failed: TaskRun) -> None:
@@ -506,7 +506,7 @@ class Scheduler:
         )
         self._running[pod_name] = _Running(run, attempt)
         if seconds := time_limit(plan.component.platform):
-            reason = f"was ended: its time limit of {seconds:g} s is over"
+            reason = f"was ended: its time limit of {seconds:g} s was exceeded"
             self._later(seconds, lambda: self._end_attempt(pod_name, State.FAILED, reason))
         attempt.start()
 

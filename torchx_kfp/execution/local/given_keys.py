@@ -57,7 +57,7 @@ def parse_given(words: Iterable[str], option: str) -> dict[str, dict[str, str]]:
         option: the option's name, for messages.
 
     Raises:
-        ArgumentError: a word has another form, or its file cannot be used.
+        ArgumentError: a word is malformed, or its file cannot be used.
     """
     given: dict[str, dict[str, str]] = {}
     for word in words:

@@ -225,7 +225,7 @@ def _list_gpus(environ: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
     except subprocess.TimeoutExpired:
-        return f"nvidia-smi has not answered for {_PATIENCE:g} s", []
+        return f"nvidia-smi did not answer within {_PATIENCE:g} s", []
     except OSError as error:
         return f"nvidia-smi cannot be started: {explain(error)}", []
     if process.returncode:

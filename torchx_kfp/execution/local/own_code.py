@@ -142,7 +142,7 @@ class LocalCode:
             if added := sorted({path for _, places in reached for path in places if _has_modules(path)}):
                 finder = self._finder(workspace, [*folders, *added])
                 code = finder.of(programs, texts)
-        others = [*self._named(named, is_here=not workspace)]
+        others = [*self._named(named, is_local=not workspace)]
         files = (*others, *(finder.files[name] for name in code.files))
         inherited = {name: text for name, text in self._environ.items() if plan.environ.get(name) == text}
         names = [name for text in {*named, *found.words} for name in re.findall(r"\w+", text)]
@@ -221,10 +221,10 @@ class LocalCode:
     def _is_written(self, path: str) -> bool:
         return path in self.written and self.written[path] == fingerprint(path)
 
-    def _named(self, words: Iterable[str], *, is_here: bool) -> Iterator[CodeFile]:
+    def _named(self, words: Iterable[str], *, is_local: bool) -> Iterator[CodeFile]:
         """Yield code files named in words that are outside of the directory, or ignored in it."""
-        listed = self._listed(self._directory) if is_here else {}
-        for path in {LOOKED_FOR, *_paths_in(words)} if is_here else filter(os.path.isabs, _paths_in(words)):
+        listed = self._listed(self._directory) if is_local else {}
+        for path in {LOOKED_FOR, *_paths_in(words)} if is_local else filter(os.path.isabs, _paths_in(words)):
             path = os.path.normpath(os.path.join(self._directory, path))
             if path.removeprefix(os.path.join(self._directory, "")) not in listed and _is_code(path):
                 yield CodeFile(path, path, fingerprint(path))

@@ -20,7 +20,7 @@ from torchx_kfp.execution.local.given_keys import GivenKeys, missing_variables
 from torchx_kfp.execution.local.gpus import Gpus, accelerators, asked, visible_gpus
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.model import checks as backend
-from torchx_kfp.execution.model.findings import REFUSED_HERE, Finding, Kind, merge, refuse
+from torchx_kfp.execution.model.findings import REJECTED_LOCALLY, Finding, Kind, merge, refuse
 from torchx_kfp.execution.model.versions import NEWEST, Version
 from torchx_kfp.execution.pipeline.conditions import is_field_selector, is_true
 from torchx_kfp.execution.pipeline.endpoints import described, own_endpoints
@@ -56,7 +56,7 @@ def check_pipeline(
         found = list(backend.of_run(pipeline, arguments, version))
         for scoped in walk(pipeline):
             problems = _task_problems(scoped, in_containers)
-            found += [Finding(Kind.NOT_HERE, f"task {scoped.path!r}", text) for text in problems]
+            found += [Finding(Kind.NOT_LOCAL, f"task {scoped.path!r}", text) for text in problems]
     return merge(found)
 
 
@@ -70,7 +70,7 @@ def check_supported(
     """
     values = defaults_of(pipeline) if arguments is None else arguments
     found = check_pipeline(pipeline, values, in_containers=in_containers)
-    refuse(pipeline.name, [finding for finding in found if finding.kind in REFUSED_HERE])
+    refuse(pipeline.name, [finding for finding in found if finding.kind in REJECTED_LOCALLY])
     return found
 
 
@@ -151,7 +151,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
     elif not container.command and not is_volume_task(component):
         yield (
             f"has no command, so it runs the default command of the image {container.image!r}, and images are not used "
-            "here. Give the component a command, or run the stage in its image (--docker)"
+            "locally. Give the component a command, or run the stage in its image (--docker)"
         )
     names = [("output", name) for name in (*component.outputs, *component.artifact_outputs)]
     for what, name in [*names, *(("input", name) for name in component.artifact_inputs)]:
@@ -202,7 +202,7 @@ def check_gpus(stages: Iterable[ScopedTask], gpus: Gpus) -> list[Finding]:
         with contextlib.suppress(ValueError):  # its limit is known only when the pipeline runs
             asks = asked(stage.component, stage.decoded.words, stage.resolved.known)
             if (too_many := gpus.too_many(asks)) and not _is_skipped(stage):
-                found.append(Finding(Kind.NOT_HERE, f"task {stage.path!r}", f"{too_many}, or run the pipeline on KFP"))
+                found.append(Finding(Kind.NOT_LOCAL, f"task {stage.path!r}", f"{too_many}, or run the pipeline on KFP"))
     return merge(found)
 
 
@@ -220,7 +220,7 @@ def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
 
     Args:
         stages: the stages of the pipeline that is going to run, with the values of all its parameters.
-        options: the run's options. A base inside a mount whose path differs here is not checked.
+        options: the run's options. A base inside a mount with another local path is not checked.
 
     If this process has no credentials for a base, it is left to stages that may have their own: those in containers,
     and those whose AppDef sets variables or takes secrets.
@@ -246,7 +246,7 @@ def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
 
 
 def check_code(stages: Iterable[ScopedTask], options: RunOptions) -> None:
-    """Raise ArgumentError if a process of a stage would start in a workspace that is not in its directory here."""
+    """Raise ArgumentError if a process of a stage would start in a workspace that is not in its local directory."""
     for url in {stage.workspace for stage in stages} if not options.docker else ():
         path = os.path.join(options.directory, url)
         if url and os.path.isdir(path):

@@ -284,7 +284,7 @@ def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> 
 
     Raises:
         ArgumentError: the stage cannot be replayed like this.
-        TrackerBaseError: its tracker base cannot be used here.
+        TrackerBaseError: its tracker base cannot be used locally.
     """
     _refuse_workspace(invocation)
     try:
@@ -369,7 +369,7 @@ def _differences(
     brings_code = plan.python is not None or any(map(protocol.is_workspace, facts.words))
     if overrides.code:
         place = "the run" if facts.workspace else "the run's directory" if was_process else "its image"
-        yield f"The code is that of {overrides.code}, not that of {place}"
+        yield f"The code is from {overrides.code}, not from {place}"
     elif not (brings_code or in_container or was_process):
         yield f"The code is that of {plan.directory}, not that in the image (--workspace)"
     # A process of this machine did not have then what it does not have now, except for variables.
@@ -388,8 +388,8 @@ def _differences(
     if any(ignored):
         yield f"Not applied locally: {', '.join(filter(None, ignored))}"
     if invocation.service_account:
-        yield f"It has your own rights, not those of the service account {invocation.service_account}"
+        yield f"It has your permissions, not those of the service account {invocation.service_account}"
     if facts.retries or invocation.place.task.retry is not None:
-        yield "It is tried only once"
+        yield "It is not retried"
     if overrides.shell:
-        yield f"A shell runs in place of the application, which sh ${COMMAND_FILE} runs"
+        yield f"A shell runs instead of the application, which sh ${COMMAND_FILE} runs"

@@ -68,7 +68,7 @@ def with_copies(
     for name, value in files.items():
         made = []
         for index, artifact in enumerate(artifacts_in(value)):
-            is_copied = is_below(artifact.path, runs) if artifact.is_here else name in taken
+            is_copied = is_below(artifact.path, runs) if artifact.is_local else name in taken
             if is_copied and not artifact.custom_path:
                 file = os.path.basename(artifact.uri.rstrip("/"))
                 place = str(folder / name / str(index) / (file if file.strip(".") else "file"))
@@ -147,7 +147,7 @@ def lacking_variables(url: str) -> str:
     if url.startswith("minio://") and not os.environ.get("AWS_ENDPOINT_URL_S3"):
         names.append("AWS_ENDPOINT_URL")
     lacking = [name for name in names if not os.environ.get(name)]
-    return f" (not set here: {joined(lacking)})" if lacking else ""
+    return f" (not set locally: {joined(lacking)})" if lacking else ""
 
 
 def fetch(url: str, path: str) -> None:
@@ -269,7 +269,7 @@ def _read_output(plan: AttemptPlan, name: str, type_: str, reported: Mapping[str
 def _store(plan: AttemptPlan, artifact: Artifact) -> Artifact:
     """Copy a file from the artifact's custom path to its final place, as KFP's launcher uploads it."""
     stored = dataclasses.replace(artifact, custom_path="")
-    if not stored.is_here:
+    if not stored.is_local:
         return stored
     try:
         if artifact.custom_path:

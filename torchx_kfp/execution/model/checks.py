@@ -1,4 +1,4 @@
-"""Find what fails or differs on KFP's backend, judging by KFP 2.17.0 and its source; ``versions`` has older ones.
+"""Find what fails or differs on KFP's backend, according to KFP 2.17.0 and its source; ``versions`` has older ones.
 
 The pipelines of ``tests/cases`` were run on that version; ``docs/why/differences.md`` has a table of the differences.
 """

@@ -1,7 +1,7 @@
-"""The findings of a check: each is one fact about a pipeline, with the way out.
+"""The findings of a check: each is one fact about a pipeline, with a remedy.
 
-``run`` rejects a pipeline with findings that are ``REFUSED_HERE``, ``submit`` one with findings that are
-``REFUSED_THERE``; both show the others. ``compile`` shows the findings about KFP's backend, and ``check`` shows all.
+``run`` rejects a pipeline with findings that are ``REJECTED_LOCALLY``, ``submit`` one with findings that are
+``REJECTED_ON_KFP``; both show the others. ``compile`` shows the findings about KFP's backend, and ``check`` shows all.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class Kind(Enum):
     """The kind of a finding; the value is its wording."""
 
     FAILS = "fails on KFP"
-    WORKS_HERE = "fails on KFP, works here"
+    WORKS_LOCALLY = "fails on KFP, works locally"
     MAY_FAIL = "may fail on KFP"
     CHANGED = "differs on KFP"
     ALWAYS_TRUE = "always true"
     NOT_RECORDED = "records nothing"
-    NOT_HERE = "cannot run locally"
+    NOT_LOCAL = "cannot run locally"
 
 
 #: Findings of these kinds prevent a run on this machine, or on KFP.
-REFUSED_HERE = (Kind.FAILS, Kind.NOT_HERE)
-REFUSED_THERE = (Kind.FAILS, Kind.WORKS_HERE)
+REJECTED_LOCALLY = (Kind.FAILS, Kind.NOT_LOCAL)
+REJECTED_ON_KFP = (Kind.FAILS, Kind.WORKS_LOCALLY)
 #: The number of further places that a finding names.
 _SHOWN = 3
 
@@ -40,7 +40,7 @@ class Finding:
     Attributes:
         kind: its kind.
         place: the subject of the sentence: ``task 'inner/train'``, ``the argument 'text'``.
-        text: the rest of it, and the way out.
+        text: the rest of it, and the remedy.
         others: further places for which it is true.
     """
 

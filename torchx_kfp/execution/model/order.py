@@ -111,7 +111,7 @@ def of_hook(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]
         yield (
             Kind.CHANGED,
             f"ignores failures of {joined(place.task.depends_on)}: KFP runs it after each of them, but it runs only "
-            "once here. Make it wait for one of them",
+            "once locally. Make it wait for one of them",
         )
 
 

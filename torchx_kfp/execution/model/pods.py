@@ -1,6 +1,6 @@
-"""Find settings of pods that Kubernetes refuses or never starts, or that do not reach the replicas of a stage.
+"""Find settings of pods that Kubernetes rejects or never starts, or that do not reach the replicas of a stage.
 
-The run of a pod that never starts would stay RUNNING until somebody ends it.
+A run with a pod that never starts would stay RUNNING until it is terminated.
 
 The rules are those of Kubernetes' API server and of the kubelet; only values that the pipeline fixes are judged.
 """
@@ -37,14 +37,14 @@ _OPERATORS, _EFFECTS = ("", "Equal", "Exists"), ("", "NoSchedule", "PreferNoSche
 
 
 def of_pod(component: Component) -> Iterator[tuple[Kind, str]]:
-    """Yield the settings of a component's pods that Kubernetes refuses."""
+    """Yield the settings of a component's pods that Kubernetes rejects."""
     container, platform = component.container, component.platform
     if container is None or is_volume_task(component):
         return
     yield from _amounts(container)
     yield from _mounts(platform)
     for what, rule in (*_words(component, container), *_names(platform), *_labels(platform)):
-        yield Kind.WORKS_HERE, f"has {what}, which Kubernetes refuses, so its pod never starts. {rule}"
+        yield Kind.WORKS_LOCALLY, f"has {what}, which Kubernetes rejects, so its pod never starts. {rule}"
 
 
 def _words(component: Component, container: Container) -> Iterator[tuple[str, str]]:
@@ -55,17 +55,17 @@ def _words(component: Component, container: Container) -> Iterator[tuple[str, st
             yield f"the image {shown(image)}", "Write it as registry.example.com/team/app:tag, the path in lower case"
     for name, _ in container.env:
         if not _fits(name, _VARIABLE):
-            yield f"the variable {shown(name)}", "A name has no '='"
+            yield f"the variable {shown(name)}", "Names cannot contain '='"
     for toleration in component.platform.get("tolerations") or ():
         operator, effect = toleration.get("operator") or "", toleration.get("effect") or ""
         if operator not in _OPERATORS:
-            yield f"a toleration with the operator {operator!r}", "It is Equal or Exists"
+            yield f"a toleration with the operator {operator!r}", "Use Equal or Exists"
         if effect not in _EFFECTS:
             yield f"a toleration with the effect {effect!r}", f"It is {', '.join(_EFFECTS[1:])}, or none"
 
 
 def _fits(text: str, form: re.Pattern[str]) -> bool:
-    """Return whether a text has a form, as far as it is known before the run."""
+    """Return whether a text has a form, as far as known before the run."""
     return "{{" in text or form.fullmatch(text) is not None
 
 
@@ -91,8 +91,8 @@ def _amounts(container: Container) -> Iterator[tuple[Kind, str]]:
             continue
         if is_above:
             yield (
-                Kind.WORKS_HERE,
-                f"requests {least} of {what} and has the limit {most}: Kubernetes refuses a request above the limit. "
+                Kind.WORKS_LOCALLY,
+                f"requests {least} of {what} and has the limit {most}: Kubernetes rejects a request above the limit. "
                 f"Lower the request (set_{what}_request), or raise the limit",
             )
 
@@ -104,11 +104,12 @@ def _names(platform: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for what, item in named:
         name = name_of(item, {})
         if name and not _fits(name, _NAME):
-            yield f"the {what} {shown(name)}", "A name has lower-case letters, digits, '-' and '.'"
+            yield f"the {what} {shown(name)}", "Names consist of lower-case letters, digits, '-' and '.'"
         for pair in item.get("keyToEnv") or ():
             key = str(pair.get("secretKey") or pair.get("configMapKey") or "")
             if not _fits(key, _KEY):
-                yield f"the key {shown(key)} of the {what} {shown(name)}", "A key has letters, digits, '-', '_' and '.'"
+                rule = "Keys consist of letters, digits, '-', '_' and '.'"
+                yield f"the key {shown(key)} of the {what} {shown(name)}", rule
 
 
 def _labels(platform: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -119,10 +120,10 @@ def _labels(platform: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     labels = {**(metadata.get("labels") or {}), **((platform.get("nodeSelector") or {}).get("labels") or {})}
     for key in (*labels, *(metadata.get("annotations") or {})):
         if not _fits(key, _LABEL_KEY):
-            yield f"the label or annotation {shown(key)}", f"A key has up to 63 {form}"
+            yield f"the label or annotation {shown(key)}", f"Keys have up to 63 {form}"
     for key, value in labels.items():
         if not _fits(str(value), _LABEL):
-            yield f"the label {shown(key)} with the value {shown(value)}", f"A value has up to 63 {form}"
+            yield f"the label {shown(key)} with the value {shown(value)}", f"Values have up to 63 {form}"
 
 
 def _mounts(platform: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
@@ -135,8 +136,8 @@ def _mounts(platform: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
     for path, times in Counter(paths).items():
         if times > 1:
             yield (
-                Kind.WORKS_HERE,
-                f"mounts {times} volumes at {path}: Kubernetes refuses two at one path. Give each its own",
+                Kind.WORKS_LOCALLY,
+                f"mounts {times} volumes at {path}: Kubernetes rejects two at one path. Give each its own",
             )
         if not path.startswith("/"):
             yield Kind.CHANGED, f"mounts a volume at {path!r}, which the kubelet puts at '/{path}'. Give the whole path"
@@ -162,8 +163,8 @@ def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
     if kept := list(_handed_on(component, False)):
         yield (
             Kind.CHANGED,
-            f"sets {' and '.join(kept)} on the task of a distributed stage. KFP does not hand that on to its replicas. "
-            "Put it into metadata['kubernetes'] of the role, too, such as {'spec': {'imagePullSecrets': [...]}}",
+            f"sets {' and '.join(kept)} on the task of a distributed stage. KFP does not pass these on to its "
+            "replicas. Put them into metadata['kubernetes'] of the role, such as {'spec': {'imagePullSecrets': [...]}}",
         )
 
 

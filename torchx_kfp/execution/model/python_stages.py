@@ -78,7 +78,7 @@ def _is_missing(module: str, program: PythonComponent) -> bool:
         return True
     having = {_normal(name) for name in metadata.packages_distributions().get(module, ())}
     known = _required(asked)
-    # A package that is not installed here may bring anything.
+    # A package that is not installed locally may bring anything.
     return bool(having) and None not in known and not having & known
 
 
@@ -91,7 +91,7 @@ def _is_of_project(module: str) -> bool:
 
 
 def _required(names: set[str]) -> set[str | None]:
-    """Return the packages with all that they require; None among them if one is not installed here."""
+    """Return the packages with all that they require; None among them if one is not installed locally."""
     known: set[str | None] = set()
     left = sorted(names)
     while left:

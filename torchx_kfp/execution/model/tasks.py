@@ -155,7 +155,7 @@ def of_importer(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     else:
         if uri is not UNKNOWN and not (match := CHANNEL_TEXT.search(uri)) and not _STORES.match(uri):
             yield (
-                Kind.WORKS_HERE,
+                Kind.WORKS_LOCALLY,
                 f"imports {uri!r}, and KFP's importer knows gs://, s3://, minio:// and, for models, oci:// "
                 "only. Give such a URI, or pass the location to a stage as text",
             )
@@ -180,7 +180,7 @@ def of_container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, 
     for text in (*container.command, *container.args):
         if uses_concat(text):
             yield (
-                Kind.WORKS_HERE,
+                Kind.WORKS_LOCALLY,
                 "contains dsl.ConcatPlaceholder, which KFP's backend passes on as JSON. Write one text that contains "
                 'the inputs, such as f"--name={name}"',
             )
@@ -286,7 +286,7 @@ def of_settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     if task.caches and task.cache_key:
         yield (
             Kind.CHANGED,
-            f"is cached here by its cache_key {_shown(task.cache_key)}, which backends up to KFP 2.17 ignore: they "
+            f"is cached locally by its cache_key {_shown(task.cache_key)}, which backends up to KFP 2.17 ignore: they "
             "compare its command and inputs. Leave it out, or change an input of the task with it",
         )
     variables = component.container.env if component.container is not None else ()
@@ -302,8 +302,8 @@ def of_settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     if taken and not component.decoded.replica_roles:
         yield (
             Kind.CHANGED,
-            f"takes {joined(taken)} (dsl.TaskConfig), in which KFP puts what is set on the task; here, every field is "
-            "None",
+            f"takes {joined(taken)} (dsl.TaskConfig), in which KFP puts what is set on the task; locally, every field "
+            "is None",
         )
 
 

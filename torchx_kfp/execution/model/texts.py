@@ -1,6 +1,6 @@
-"""Find text that Argo or the kubelet changes on its way to a stage, or that KFP's compiler has left in it.
+"""Find text that Argo or the kubelet changes on its way to a stage, or that KFP's compiler left in it.
 
-Everything that a stage is given is text of its pod: its command and variables, and its inputs, which KFP's launcher
+Everything that a stage receives is text of its pod: its command and variables, and its inputs, which KFP's launcher
 gets as an argument. Argo fills in its own variables, and the kubelet expands the container's (``expand`` does so byte
 for byte as ``k8s.io/kubernetes/third_party/forked/golang/expansion``): ``$(NAME)`` becomes the variable's value, or
 stays as it is if there is no such variable; ``$$`` becomes ``$``. The kubelet scans bytes, and treats the byte after
@@ -40,7 +40,7 @@ _AROUND = 12
 def of_text(
     what: str, text: str, variables: Mapping[str, str], way_out: str = "Pass it as a separate argument"
 ) -> Iterator[tuple[Kind, str]]:
-    """Find problems in a text of a stage, such as a channel that KFP's compiler has left in it."""
+    """Find problems in a text of a stage, such as a channel that KFP's compiler left in it."""
     if match := CHANNEL_TEXT.search(text):
         yield (
             Kind.FAILS,
@@ -69,7 +69,7 @@ def of_numbers(what: str, value: Any) -> Iterator[tuple[Kind, str]]:
 
 
 def arrives(text: str) -> str:
-    """Return how a text arrives, and the way out, as the rest of a sentence."""
+    """Return how a text arrives, and the remedy, as the rest of a sentence."""
     return (
         f"arrives as {text!r}: Argo and the kubelet expand the text of a stage. Write it in another way (task_from_app "
         "encodes an AppDef's own arguments and variables), or have the application read it from a file"

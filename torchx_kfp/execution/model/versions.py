@@ -1,4 +1,4 @@
-"""What KFP's versions do differently: ``CHANGES`` is the one table, and ``of_version`` what it means for a pipeline.
+"""Differences between KFP's versions: ``CHANGES`` is the table; ``of_version`` applies it to a pipeline.
 
 All other findings hold for each version from ``OLDEST`` to ``NEWEST``. A version is that of the host's API server,
 which reads the compiled pipeline, and of the driver and the launcher that come with it. (kubeflow/pipelines, the tags
@@ -52,7 +52,7 @@ def address_of_store(version: Version) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is checked: a run of a pipeline, and its tasks."""
+    """The subject of a check: a run of a pipeline, and its tasks."""
 
     pipeline: Pipeline
     arguments: Mapping[str, Any]
@@ -65,7 +65,7 @@ _Found = Iterator[tuple[Kind, str]]
 
 @dataclass(frozen=True)
 class Change:
-    """What KFP does from a version on: ``before`` finds what this matters to on older versions, ``after`` on others."""
+    """A change of KFP in a version: ``before`` finds affected parts on older versions, ``after`` on others."""
 
     since: Version
     before: _Finder | None = None
@@ -101,8 +101,8 @@ def _task_config(place: ScopedTask) -> _Found:
     component = place.component
     if component.handed_on or any(its.type == "TASK_CONFIG" for its in component.inputs.values()):
         yield (
-            Kind.WORKS_HERE,
-            "takes the settings of its task (dsl.TaskConfig), with which KFP before 2.15 refuses the pipeline. Compile "
+            Kind.WORKS_LOCALLY,
+            "takes the settings of its task (dsl.TaskConfig), and KFP before 2.15 rejects such a pipeline. Compile "
             "it with kfp 2.14: pip install 'kfp<2.15' 'kfp-kubernetes<2.15'",
         )
 
@@ -110,7 +110,7 @@ def _task_config(place: ScopedTask) -> _Found:
 def _workspace(checked: Checked) -> Iterator[Finding]:
     if "workspace" in checked.pipeline.platform:
         yield Finding(
-            Kind.WORKS_HERE,
+            Kind.WORKS_LOCALLY,
             "the pipeline",
             "has KFP's workspace (dsl.WorkspaceConfig), which KFP before 2.15 does not mount. Mount a volume claim in "
             "each stage (kubernetes.mount_pvc)",
@@ -132,8 +132,8 @@ def _optional(place: ScopedTask) -> _Found:
 def _literals(place: ScopedTask) -> _Found:
     if names := [name for name, its in place.component.inputs.items() if its.literals]:
         yield (
-            Kind.WORKS_HERE,
-            f"has inputs of a Literal type ({joined(names)}), with which KFP before 2.16 refuses the pipeline. "
+            Kind.WORKS_LOCALLY,
+            f"has inputs of a Literal type ({joined(names)}), and KFP before 2.16 rejects such a pipeline. "
             "Annotate them as str, int or float",
         )
 
@@ -141,10 +141,10 @@ def _literals(place: ScopedTask) -> _Found:
 def _literals_of_the_pipeline(checked: Checked) -> Iterator[Finding]:
     if names := [name for name, its in checked.pipeline.root.inputs.items() if its.literals]:
         yield Finding(
-            Kind.WORKS_HERE,
+            Kind.WORKS_LOCALLY,
             "the pipeline",
-            f"has parameters of a Literal type ({joined(names)}), with which KFP before 2.16 refuses it. Annotate them "
-            "as str, int or float",
+            f"has parameters of a Literal type ({joined(names)}), and KFP before 2.16 rejects such a pipeline. "
+            "Annotate them as str, int or float",
         )
     yield from _literals(checked)
 
@@ -172,7 +172,7 @@ def _macros(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 Kind.CHANGED,
                 f"the argument {name!r}",
-                f"contains {macro[0]}. KFP from 2.16 on replaces [[RunUUID]] and [[CurrentTime]] in arguments, and no "
+                f"contains {macro[0]}. KFP 2.16 and newer replaces [[RunUUID]] and [[CurrentTime]] in arguments, and no "
                 "other macros. A task's argument works everywhere: dsl.PIPELINE_JOB_ID_PLACEHOLDER, "
                 "dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
             )
@@ -194,9 +194,9 @@ def _pod_settings(place: ScopedTask) -> _Found:
 def _limits_of_the_run(checked: Checked) -> Iterator[Finding]:
     if names := [name for name in _LIMITS if name in checked.pipeline.platform]:
         yield Finding(
-            Kind.WORKS_HERE,
+            Kind.WORKS_LOCALLY,
             "the pipeline",
-            f"sets {joined(names)} (dsl.PipelineConfig), with which KFP before 2.17 refuses it. Leave them out",
+            f"sets {joined(names)} (dsl.PipelineConfig), and KFP before 2.17 rejects such a pipeline. Leave them out",
         )
 
 

@@ -1,4 +1,4 @@
-"""The size of the Argo workflow that KFP's backend creates from a compiled pipeline, and the limits that it meets.
+"""The size of the Argo workflow that KFP's backend creates from a compiled pipeline, and its limits.
 
 Argo accepts 1 MiB for a whole run: the pipeline, which KFP compiles into one workflow, and the state of its nodes,
 which grows while it runs. A larger pipeline is rejected when it starts, or fails half way. And a level (the tasks of
@@ -126,7 +126,7 @@ def check_size(size: Size) -> Iterator[Finding]:
 
 
 def describe(size: Size) -> list[str]:
-    """Describe a pipeline's size if it takes half of the limit or more and fits; otherwise return nothing."""
+    """Describe a pipeline's size if it fits but takes at least half of the limit; otherwise return nothing."""
     if not 0.5 <= size.share <= 1:
         return []
     stages = f"{size.stages} stage{'s' if size.stages > 1 else ''}"

@@ -50,7 +50,7 @@ class Artifact:
         return self.custom_path or self.uri.removeprefix("file://")
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether it is a local file rather than one on other storage."""
         return "://" not in self.path
 

@@ -73,7 +73,7 @@ def select_field(value: Any, selector: str) -> Any:
     """Return a field of a loop item. KFP compiles one form: ``parseJson(string_value)["a"]``.
 
     Raises:
-        ValueError: the item does not have the field, or the selector has another form.
+        ValueError: the item lacks the field, or the selector is malformed.
     """
     match = _FIELDS.fullmatch(selector)
     if match is None:

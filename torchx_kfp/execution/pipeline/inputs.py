@@ -1,6 +1,6 @@
 """Resolve the inputs of tasks, for runs, checks and replays.
 
-The rules are those of KFP's driver and launcher (``backend/src/v2/driver/resolve.go``):
+The rules follow KFP's driver and launcher (``backend/src/v2/driver/resolve.go``):
 
 1. The task names a constant, an input of its scope, or an output. Null is the value of an optional parameter without
    one. It counts as if the task named nothing; an input that is not optional has no value then, and the task fails.
@@ -56,7 +56,7 @@ UNKNOWN: Any = _Unknown()
 
 @dataclass(frozen=True)
 class NoOutput:
-    """The output of a failed task: empty text, and no value of another type."""
+    """The output of a failed task: an empty text; other types have no value."""
 
     why: str
 
@@ -75,7 +75,7 @@ class TaskInputs:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The values that are known."""
+        """The known values."""
         return {name: value for name, value in self.values.items() if value is not UNKNOWN}
 
 
@@ -101,8 +101,7 @@ def resolve(
         scope: the inputs of the pipeline, branch or iteration that it is in.
         output: returns the output, or the status, of another task; a ``NoOutput`` if that has failed; or it raises
             ValueError.
-        facts: the texts of placeholders that a constant may consist of, by what follows ``{{$.``. If None, they are
-            not known.
+        facts: the texts of placeholders that a constant may consist of, by what follows ``{{$.``. None if unknown.
     """
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Load a pipeline from compiled YAML, or from a pipeline function, which is compiled first."""
+"""Load a pipeline from compiled YAML or a pipeline function, which is compiled first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TOO_DEEP = f"it contains lists or dicts that are nested more than {_DEEPEST} le
 
 
 def load_pipeline(pipeline: PipelineLike) -> Pipeline:
-    """Return the pipeline in a compiled file, or of a pipeline function.
+    """Return the pipeline in a compiled file or from a pipeline function.
 
     Args:
         pipeline: the path of a compiled pipeline, a function decorated with ``dsl.pipeline``, or a loaded pipeline.
@@ -74,7 +74,7 @@ def is_torchx_component(function: object) -> bool:
 
 
 def in_a_pipeline(component: str) -> str:
-    """Say how to run a TorchX component."""
+    """Explain how to run a TorchX component."""
     return (
         f"A TorchX component runs as a stage of a pipeline: write a function with @kfp.dsl.pipeline, and in it "
         f"task_from_app({component}(...)), or component_from_function({component}) for arguments that are channels."
@@ -199,7 +199,7 @@ def _verify_events(text: str) -> None:
 
 
 def verify_depth(value: Any, deepest: int = _DEEPEST) -> None:
-    """Raise ValueError if a value has lists or dicts that are nested more deeply."""
+    """Raise ValueError if lists or dicts in a value are nested more deeply."""
     level = [value]
     for _ in range(deepest):
         inner = (list(item.values()) if isinstance(item, dict) else item for item in level)
@@ -240,7 +240,7 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, 
 
 @contextlib.contextmanager
 def pipeline_errors(what: str) -> Iterator[None]:
-    """Turn errors about parts without KFP's form into PipelineFileError about the pipeline with this name."""
+    """Turn errors about malformed parts into a PipelineFileError about the pipeline with this name."""
     try:
         yield
     except TorchxKfpError:

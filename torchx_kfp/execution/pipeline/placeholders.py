@@ -54,17 +54,17 @@ class Placeholder:
 
     @property
     def parameter(self) -> str | None:
-        """The name of the input parameter that it stands for, if it does."""
+        """The name of the input parameter that it stands for, if any."""
         return self._name("inputs", "parameters", None)
 
     @property
     def file(self) -> str | None:
-        """The name of the input artifact whose file it stands for, if it does."""
+        """The name of the input artifact whose file it stands for, if any."""
         return self._name("inputs", "artifacts", "path")
 
     @property
     def is_known(self) -> bool:
-        """Whether KFP fills it in in a command."""
+        """Whether KFP fills it in within a command."""
         return self.body is None or self.of is not None
 
     def _name(self, of: str, what: str, part: str | None) -> str | None:
@@ -244,16 +244,16 @@ def _executor_input(values: PlaceholderValues) -> str:
 def _artifact_text(artifact: Artifact, what: str) -> str:
     if what == "uri":
         return artifact.uri
-    if not artifact.is_here:
+    if not artifact.is_local:
         raise ValueError(
-            f"takes the file of the artifact {artifact.name!r}, which is at {artifact.uri} and is not copied here. "
+            f"takes the file of the artifact {artifact.name!r}, which is at {artifact.uri} and is not copied locally. "
             "Take its URI (.uri), and open it in the application"
         )
     return artifact.path
 
 
 class _NoNodeError(Exception):
-    """Something is not a structured placeholder."""
+    """The value is not a structured placeholder."""
 
 
 def _expand(node: Any, values: PlaceholderValues) -> list[str]:

@@ -44,7 +44,7 @@ TIME_LIMIT, FIELDS, METADATA, SHARED_MEMORY = (
     "podMetadata",
     "enabledSharedMemory",
 )
-#: All known settings, by their keys; others are not applied here, and count as not handed on.
+#: All known settings, by their keys; others are not applied locally, and count as not passed on.
 POD_SETTINGS: Mapping[str, PodSetting] = {
     TIME_LIMIT: PodSetting("the time limit"),
     FIELDS: PodSetting("variables"),

@@ -3,7 +3,7 @@
 A Python component's command is a chain of shell programs. The first installs packages, including KFP, with pip into the
 image's own environment. The second writes the function's source into a temporary folder and starts KFP's executor on
 it. The source and the executor's arguments follow. On this machine, pip must not touch the environment that the user
-works in, and the KFP that is installed here executes the function, whatever version compiled it.
+works in, and the locally installed KFP executes the function, whatever version compiled it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|ta
 
 @dataclass(frozen=True)
 class PythonComponent:
-    """A Python component, read from its command.
+    """A Python component, decoded from its command.
 
     ``installs`` are the words after each ``pip install``, except for the one that installs KFP itself.
     """
@@ -81,7 +81,7 @@ def parse_command(words: Sequence[str]) -> PythonComponent | None:
         if not _EXECUTOR.search(rest[2]) or not all(part in rest[2] for part in _BOOTSTRAP):
             return None
         if EXECUTOR not in rest[2]:
-            # KFP 1.8 and the betas of 2.0 install KFP as other packages. The KFP that is installed here runs it.
+            # KFP 1.8 and the betas of 2.0 install KFP as other packages. The locally installed KFP runs it.
             installs = tuple(left for words in installs if (left := tuple(w for w in words if not _KFP.match(w))))
         return PythonComponent(rest[3], rest[4:], installs)
     return None

@@ -64,11 +64,11 @@ _Dumper.add_representer(
 
 
 class MalformedError(Exception):
-    """A file does not have the structure of a PipelineSpec."""
+    """The file does not have the structure of a PipelineSpec."""
 
 
 class TaskCycleError(MalformedError):
-    """Tasks wait for each other, as KFP's SDK lets them."""
+    """Tasks wait for each other, which KFP's SDK allows."""
 
 
 def read_pipeline(spec: dict[str, Any], platform: dict[str, Any], text: str = "") -> Pipeline:
@@ -402,7 +402,7 @@ _INSIDE: Mapping[str, Any] = {
 
 
 def _verify_types(value: Any, place: str, kind: Any, field: str, levels: int, left: Iterator[int]) -> None:
-    """Verify that a value has its type, and can be written as JSON in UTF-8, and read by a program in any language.
+    """Verify that a value has its type, and is JSON that programs in any language can read.
 
     Args:
         value: the value.

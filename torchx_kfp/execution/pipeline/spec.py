@@ -75,7 +75,7 @@ class FinalStatus:
 
 @dataclass(frozen=True)
 class Other:
-    """An input of a kind that cannot run here; ``kind`` is its key in the file."""
+    """An input of an unsupported kind; ``kind`` is its key in the file."""
 
     kind: str
 
@@ -98,7 +98,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Retry:
-    """The retry policy of a task: how often it is retried, and after how many seconds."""
+    """The retry policy of a task: the number of retries, and the seconds between them."""
 
     count: int
     backoff: float = 0.0
@@ -143,7 +143,7 @@ class Task:
 class Dag:
     """Tasks, and the outputs of their scope, parameters and artifacts.
 
-    An output comes from the first of these (task, output) pairs that has run.
+    An output comes from the first (task, output) pair that ran.
     """
 
     tasks: Mapping[str, Task]
@@ -151,7 +151,7 @@ class Dag:
 
     @functools.cached_property
     def ordered(self) -> list[Task]:
-        """The tasks, each after those that it depends on."""
+        """The tasks, each after its dependencies."""
         graph = TopologicalSorter({task.name: task.depends_on for task in self.tasks.values()})
         return [self.tasks[name] for name in graph.static_order()]
 

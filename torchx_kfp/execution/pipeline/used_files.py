@@ -1,6 +1,6 @@
-"""The files that a program may use, found by the words in it, without parsing or running it.
+"""The files that a program may use, found by its words, without parsing or running it.
 
-A file is used if something that is used, or the program's command, names it:
+A file is used if the program's command, or another used file, names it:
 
 - a module, if it is imported, is started (``-m NAME``), or stands there as ``NAME.py``. All modules of this name count,
   wherever they are, and all of a package;
@@ -227,7 +227,7 @@ class UsedFiles:
 
     @functools.cache  # noqa: B019 (it lives as long as the files)
     def _read(self, title: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the words and modules in a file, with the target of a link."""
+        """Return the words and modules in a file, including the target of a link."""
         file = self.files[title]
         with contextlib.suppress(OSError):  # it is gone meanwhile
             if file.name.endswith(_PROGRAMS) and os.path.getsize(file.path) > _LONGEST:

@@ -3,20 +3,20 @@
 If KFP's backend and its SDK (``kfp.local``) differ, this module does the same as the backend:
 
 ====================================  =====================  ==========================================
-value                                 SDK                    backend, and here
+value                                 SDK                    backend, and locally
 ====================================  =====================  ==========================================
 the double 1.0                        ``1.0``                ``1``
 the double 0.00001                    ``1e-05``              ``0.00001``; a word of a command that has no output:
                                                              ``1e-05`` on 2.17, see ``driver_text``
 a boolean                             ``true``               ``true``
-an integer above 2**53                exact                  the nearest double (rejected here)
+an integer above 2**53                exact                  the nearest double (rejected)
 the list [1, "é"]                     ``[1, "\\u00e9"]``     ``[1,"é"]``
 a struct                              insertion order        sorted keys, no spaces
 ``<``, ``>``, ``&`` in those two      unchanged              ``\\u003c``, ``\\u003e``, ``\\u0026``
 an optional input that is not set     ``null``               the empty string
 an output file with ``3.0`` (int)     3                      rejected
 an output file with 2**63 (int)       2**63                  rejected: Go's ParseInt has 64 bits
-an output above 2**53                 exact                  the nearest double (rejected here)
+an output above 2**53                 exact                  the nearest double (rejected)
 an output file with ``1``, ``t`` ...  rejected               true (as Go's ParseBool reads it)
 ====================================  =====================  ==========================================
 

@@ -1,4 +1,4 @@
-"""Walk over the tasks of a compiled pipeline, with the names of their stages and their known inputs."""
+"""Walk the tasks of a compiled pipeline, with the names of their stages and their known inputs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StageNames:
 
 @dataclass(frozen=True)
 class ScopedTask:
-    """A task with its path and scope in a pipeline, and its inputs as far as they are known before it runs.
+    """A task with its path and scope in a pipeline, and the inputs known before it runs.
 
     Attributes:
         path: the names of the tasks that lead to it, including groups: ``condition-1/train``.
@@ -121,7 +121,7 @@ class ScopedTask:
 
     @functools.cached_property
     def resolved(self) -> TaskInputs:
-        """The inputs that KFP's driver passes to the task, as far as they are known, and those that it rejects."""
+        """The known inputs that KFP's driver passes to the task, and those that it rejects."""
         return resolve(self.task, self.component, self.scope_inputs, lambda _: UNKNOWN)
 
     @functools.cached_property
@@ -241,7 +241,7 @@ def safe_name(text: str) -> str:
 
 
 def matching_names(name: str, known: Sequence[str]) -> list[str]:
-    """Return the names that match: the name itself, else names that begin with it, else names that end with it."""
+    """Return the matching names: the name itself, else names with this prefix, else names with this suffix."""
     if name in known or not name:
         return [name] if name else []
     return [found for found in known if found.startswith(name)] or [found for found in known if found.endswith(name)]
@@ -277,7 +277,7 @@ def is_execution(name: str, stage: str) -> bool:
 
 
 class PodNames:
-    """Makes names for the pods of a run (``KFP_POD_NAME``) that are readable, and unique within it.
+    """Make readable names for the pods of a run (``KFP_POD_NAME``), unique within it.
 
     With the number of the attempt after ``_``, a name is an execution in the form of ``contract.protocol``.
     """

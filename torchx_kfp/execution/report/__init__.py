@@ -13,7 +13,7 @@ from torchx_kfp.execution.runs.source import RunSource
 
 
 class ReadableRun(RunSource):
-    """A run with an HTML report, also while it is in progress."""
+    """A run with an HTML report, even while it is in progress."""
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the run as one HTML page, like ``torchx-kfp report``, and return the page's path.

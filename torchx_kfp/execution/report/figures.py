@@ -137,7 +137,7 @@ def draw_results(
     better: Mapping[str, Callable[[float, float], float]],
     items: Mapping[int, Any] = _NO_ITEMS,
 ) -> list[Figure]:
-    """Draw each result of the rows: over their items or numbers, and over each input that varies.
+    """Draw each result of the rows over their items or numbers, and over each varying input.
 
     Args:
         rows: the rows, in the order of their numbers.

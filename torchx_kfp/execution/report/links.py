@@ -145,7 +145,7 @@ class Links:
 
     def _link(self, name: str, artifact: Artifact) -> Hyperlink:
         """Return a link to the artifact; only ``http`` and ``https`` URLs can be opened."""
-        where = artifact.location or (artifact.path if artifact.is_here else artifact.uri)
+        where = artifact.location or (artifact.path if artifact.is_local else artifact.uri)
         if "://" in where:
             try:
                 opens = urlsplit(where).scheme in ("http", "https")
@@ -158,7 +158,7 @@ class Links:
         return self.file(path, "open" if path.name == name else path.name or where)
 
     def _text(self, artifact: Artifact) -> str:
-        if not artifact.is_here:
+        if not artifact.is_local:
             raise _NotShownError("It does not exist locally.")
         path = Path(artifact.path).resolve()
         if not path.is_file():

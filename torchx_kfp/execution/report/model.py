@@ -184,7 +184,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Tracked:
-    """The tracker's records by tracker base and execution id. ``problems`` are sentences about unreadable records."""
+    """The tracker's records by tracker base and execution id. ``problems`` are messages about unreadable records."""
 
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -202,7 +202,7 @@ class Tracked:
 
 
 def read_tracked(record: RunRecord) -> Tracked:
-    """Read the trackers of a run's stages; each unreadable store adds a sentence to ``problems``."""
+    """Read the trackers of a run's stages; each unreadable store adds a message to ``problems``."""
     records: dict[tuple[str, str], Record] = {}
     problems: list[str] = []
     whole = Record()

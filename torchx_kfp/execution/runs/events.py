@@ -31,11 +31,11 @@ KFP_GRACE = 1.0
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The first event of a run, and the first of each time that it is retried on KFP.
+    """The first event of a run, and of each retry on KFP.
 
     A local run has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``not_applied``
     lists settings of the pipeline that have no effect in local runs, ``arguments`` has the values of all parameters,
-    and ``differs`` lists, in sentences, what a check has found, such as where KFP's backend would behave differently.
+    and ``differs`` lists, as messages, the findings of a check, such as where KFP's backend would behave differently.
     ``time`` is in seconds since the epoch, here and below.
     """
 
@@ -62,7 +62,7 @@ class LoopStarted:
 
 @dataclass(frozen=True)
 class StageWaiting:
-    """The inputs of a stage are known, and it is queued."""
+    """A stage is queued: its inputs are known."""
 
     name: str
     task: str
@@ -71,9 +71,9 @@ class StageWaiting:
 
 @dataclass(frozen=True)
 class StagePending:
-    """A stage cannot start yet, or the reason has changed; it is empty once the stage can start.
+    """A stage cannot start yet, or for another reason than before; an empty reason means that it can start.
 
-    On KFP, ``reason`` is what Kubernetes says of its pod: ``Unschedulable: 0/1 nodes are available: 1 Insufficient
+    On KFP, ``reason`` is Kubernetes' message about its pod: ``Unschedulable: 0/1 nodes are available: 1 Insufficient
     cpu``. In a local run, the stage waits for GPUs: ``waits for 1 of this machine's 2 GPUs``.
     """
 
@@ -146,9 +146,9 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """The run is being ended; its running stages have ``grace`` seconds to end by themselves.
+    """The run is being terminated; its running stages have ``grace`` seconds to end by themselves.
 
-    ``reason`` is the name of a signal, or a clause such as ``The time limit of 60 s is over`` or ``train failed``.
+    ``reason`` is the name of a signal, or a clause such as ``The time limit of 60 s was exceeded`` or ``train failed``.
     """
 
     reason: str
@@ -215,7 +215,7 @@ def encode(event: Event) -> dict[str, Any]:
 
 
 def decode(content: Mapping[str, Any]) -> Event | None:
-    """Return the event that ``encode`` has made this object of; None if this version does not know it.
+    """Return the event that ``encode`` made this object from; None if this version does not know it.
 
     Raises:
         ValueError: the object is not an event.

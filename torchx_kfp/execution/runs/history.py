@@ -62,10 +62,10 @@ class _RunFile:
 
 
 class FileTail:
-    """Reads the lines that another process has added to a file since the last call. The file may not exist yet."""
+    """Read the lines that another process added to a file since the last call. The file may not exist yet."""
 
     def __init__(self, path: Path, root: Path | None = None) -> None:
-        """Begin at the first line. Links below ``root`` are not followed; its default is that of ``open_log``."""
+        """Start at the first line. Links below ``root`` are not followed; its default is that of ``open_log``."""
         self.path = path
         self._root = str(path.parent.parent if root is None else root)
         self._offset = 0
@@ -105,7 +105,7 @@ class EventReader:
 
     @property
     def corrupt(self) -> list[str]:
-        """Sentences about lines that are not events, without the partial last line of a killed process."""
+        """Messages about lines that are not events, without the partial last line of a killed process."""
         path, more = self._file.path, self._bad - len(self._suspects)
         others = f"So are {counted(more, 'more line')} of {path}."
         if self._bad > MOST_BAD_LINES:
@@ -113,7 +113,7 @@ class EventReader:
         return [*self._suspects, *([others] if more else [])]
 
     def read_new(self) -> list[Event]:
-        """Return the events of the whole lines that have been written since the last call."""
+        """Return the events of the complete lines written since the last call."""
         events: list[Event] = []
         for line in self._file.lines() if self._bad <= MOST_BAD_LINES else ():
             self._lines += 1
@@ -152,7 +152,7 @@ class RunReader(RunSource):
         self._last: RunRecord | None = None
 
     def read(self) -> RunRecord:
-        """Return the run as it is recorded now: the same object as before, if nothing has changed."""
+        """Return the current record of the run: the same object as before, if nothing has changed."""
         # First, so that the last events of a process that ends right afterwards are read below.
         alive = is_running(self.folder)
         try:
@@ -352,6 +352,6 @@ def _read_request(folder: Path, corrupt: list[str]) -> _RunFile:
 
 
 def created(folder: Path, request: _RunFile | None = None) -> float:
-    """Return the time at which the run in the folder was started, in seconds since the epoch."""
+    """Return the start time of the run in the folder, in seconds since the epoch."""
     when = (request or _read_request(folder, [])).created
     return folder.stat().st_mtime if when is None else float(when)

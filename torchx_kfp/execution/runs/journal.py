@@ -1,4 +1,4 @@
-"""Record a run in its folder: the process that runs it, its options, and its events.
+"""Record a run in its folder: its process, options and events.
 
 Besides the folders of stages, it contains:
 
@@ -8,7 +8,7 @@ Besides the folders of stages, it contains:
 - ``lock``: locked (``flock``) by the process that runs the pipeline for as long as that process lives; it contains the
   process's id.
 
-However the process ends, the folder shows how far the run came (see ``history``).
+However the process ends, the folder shows the progress of the run (see ``history``).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Journal:
             pipeline: the pipeline.
             arguments: the values of all parameters.
             options: its options.
-            warn: gets one sentence if the run cannot be recorded.
+            warn: receives one message if the run cannot be recorded.
             command: the command line that started it; None for a run from Python.
             exist_ok: whether the folder may be there already, if no other process uses it.
 
@@ -154,7 +154,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _recording(self, *raised: type[Exception]) -> Iterator[None]:
-        """Turn errors in the block, except ``raised``, into one warning: the run goes on without its record."""
+        """Turn errors in the block, except ``raised``, into one warning: the run continues without its record."""
         try:
             yield
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -187,7 +187,7 @@ class Journal:
 
 
 def make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
-    """Make a folder that an argument of ``run`` names, or raise ArgumentError."""
+    """Create a folder that an argument of ``run`` names, or raise ArgumentError."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=exist_ok)
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Prepare a run, local or on a host: check its arguments, and pack its code.
 
-The code is that of the pipeline's parameter ``workspace``, and of AppDefs with a workspace. Which code a run had is
+The code is that of the pipeline's parameter ``workspace``, and of AppDefs with a workspace. The code of a run is
 recorded under its tracker base.
 """
 
@@ -59,7 +59,7 @@ class PreparedRun:
     keys: Mapping[str, StageKey] = field(default_factory=dict)
 
     def upload(self, say: Callable[[str], object] | None = None) -> None:
-        """Store missing archives, and report them. Raises TrackerError if they cannot be stored."""
+        """Store missing archives, and report this. Raises TrackerError if they cannot be stored."""
         for folders, packed in self.workspaces.items():
             what = "stored" if packed.upload() else "there already"
             if say is not None:
@@ -71,11 +71,11 @@ class PreparedRun:
     def record(self, run: str, warn: Callable[[str], object]) -> None:
         """Record the code of a started run under the tracker base.
 
-        Its code are the workspaces that it names.
+        Its code consists of the workspaces that it names.
 
         Args:
             run: its local name, or its id on the host.
-            warn: gets a sentence if this is not possible. The run goes on.
+            warn: receives a message if this is not possible. The run goes on.
         """
         texts = [*self.values.values(), self.pipeline.text]
         named = named_workspaces(*(text for text in texts if isinstance(text, str)))
@@ -87,7 +87,7 @@ class PreparedRun:
             return
         try:
             recorder = Recorder(base, patience=SHORT_PATIENCE)
-            # A folder of the pods is not created here.
+            # A folder of the pods is not created locally.
             if recorder.folder is None or os.path.isdir(recorder.folder):
                 stages = {name: (key.parts, key.code.files if key.code else {}) for name, key in self.keys.items()}
                 recorder.add_start(run, code, self.pipeline.name, stages)
@@ -200,7 +200,7 @@ def _pack(
         raise ArgumentError(
             f"The compiled pipeline {pipeline.name!r} has the workspace {listed(next(iter(wanted.values())))}, a "
             "folder of the machine on which it was compiled. Give the Python file of the pipeline instead, or use the "
-            f"parameter {WORKSPACE_PARAMETER} (--workspace) in place of Role.workspace."
+            f"parameter {WORKSPACE_PARAMETER} (--workspace) instead of Role.workspace."
         )
     place = _recorder(pipeline, next((str(base) for base in bases if base), ""), directory)
     packed = {placeholder: pack_folders(place.store, folders, without) for placeholder, folders in wanted.items()}
@@ -225,7 +225,7 @@ def _recorder(pipeline: Pipeline, base: str, directory: str | None) -> Recorder:
     if directory is None and recorder.folder is not None and not os.path.isdir(recorder.folder):
         raise ArgumentError(
             f"The code cannot be stored under {base!r}: this machine does not have that folder of the pods. Use a "
-            "tracker base that both reach, such as s3://bucket/results, or mount the folder here as well."
+            "tracker base that both reach, such as s3://bucket/results, or mount the folder locally as well."
         )
     return recorder
 
@@ -244,9 +244,10 @@ def _check_parameter(pipeline: Pipeline, arguments: Mapping[str, Any], folder: s
 
 
 def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str, str]]:
-    """Return what would become of each stage on a host, by the stages' names, in an order in which they could run.
+    """Return the plan for each stage on a host, by name, in an order in which they could run.
 
-    KFP does not say what its cache has. A submission records the parts of KFP's key of each stage (``GenerateCacheKey``
+    KFP does not report the contents of its cache. A submission records the parts of KFP's key of each stage
+    (``GenerateCacheKey``
     in ``cacheutils/cache.go``), as far as they are known before the run, and the files of its code.
 
     Args:

@@ -44,7 +44,7 @@ def after_upstream(dag: Dag, task: Task, upstream: Sequence[TaskOutcome], stoppe
     """Return the state of a task, given the tasks before it, and the reason if it does not run.
 
     The state is WAITING until all upstream tasks have ended, then QUEUED for a task that may begin, NOT_RUN or SKIPPED.
-    The condition of a task that may begin is not evaluated here.
+    The condition of a task that may start is not evaluated here.
 
     Args:
         dag: the tasks of the scope.
@@ -83,12 +83,12 @@ def not_run(why: str) -> str:
 
 
 def ends_the_run(failed: str) -> str:
-    """Return why no more tasks begin after a failure."""
+    """Return why no more tasks start after a failure."""
     return f"{failed} failed, which ends the run"
 
 
 def ended_with_the_run(why: str = "") -> str:
-    """Return the reason of a stage that was running when the run was ended."""
+    """Return the reason of a stage that was running when the run was terminated."""
     return f"was ended with the run: {why}" if why else "was ended with the run"
 
 

@@ -33,7 +33,7 @@ from torchx_kfp.tracking.recorder import absolute_base
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as it is recorded now.
+    """The current record of a run.
 
     A local run has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI and a ``name``.
     ``created`` is in seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``, and ``command`` is
@@ -58,7 +58,7 @@ class RunRecord:
     command: CommandLine | None = None
     #: The tracker bases that the user has named: see ``why_not_read``.
     named_bases: Collection[str] = ()
-    #: Sentences about parts of the record that could not be read.
+    #: Messages about parts of the record that could not be read.
     corrupt: tuple[str, ...] = ()
     #: The time at which it was read, in seconds since the epoch.
     read_at: float = field(default_factory=time.time, compare=False)
@@ -72,7 +72,7 @@ class RunRecord:
 
     @cached_property
     def places(self) -> Mapping[str, ScopedTask]:
-        """The stages of the pipeline, by their names without indices, as far as they are known."""
+        """The known stages of the pipeline, by their names without indices."""
         return {place.name: place for place in walk(self.spec) if place.is_stage} if self.spec is not None else {}
 
     @cached_property
@@ -102,7 +102,7 @@ class RunRecord:
 
     def why_not_read(self, base: str) -> str:
         """Return why a tracker base that the run names is not read locally; empty if it is read."""
-        return why_not_read(base, self.named_bases, ran_here=self.folder is not None)
+        return why_not_read(base, self.named_bases, ran_locally=self.folder is not None)
 
     def verify_read(self, base: str) -> None:
         """Raise TrackerBaseError for a tracker base that is not read locally if only the run names it."""
@@ -111,27 +111,27 @@ class RunRecord:
 
     @property
     def duration(self) -> float:
-        """The seconds for which a runner has worked on the run, up to now."""
+        """The seconds for which a runner worked on the run, up to now."""
         return self.run.duration(time.time())
 
 
 def missing(base: str, why: str) -> str:
-    """Return the sentence about a base that cannot be read."""
-    return f"Results are missing: the tracker base {shown(base)} cannot be read here: {why}."
+    """Return the message about a base that cannot be read."""
+    return f"Results are missing: the tracker base {shown(base)} cannot be read locally: {why}."
 
 
-def why_not_read(base: str, named_bases: Collection[str], *, ran_here: bool = False) -> str:
+def why_not_read(base: str, named_bases: Collection[str], *, ran_locally: bool = False) -> str:
     """Return why a base that a run names is not read locally; empty if it is read.
 
     Args:
         base: the base.
         named_bases: the bases that the user has named.
-        ran_here: whether the run is in a folder, so that its directories are local.
+        ran_locally: whether the run is in a folder, so that its directories are local.
     """
     place = _place(base)
     is_chained = "::" in place  # fsspec may find the name of any server in a file
     is_local, is_memory = "://" not in place and not is_chained, place.startswith("memory://") and not is_chained
-    if is_object_store(base) or (ran_here and (is_local or is_memory)):
+    if is_object_store(base) or (ran_locally and (is_local or is_memory)):
         return ""
     if is_memory:
         return "it is in the memory of the stages' processes"
@@ -143,12 +143,12 @@ def why_not_read(base: str, named_bases: Collection[str], *, ran_here: bool = Fa
         command = shorten(printable(shlex.join(["export", f"TORCHX_KFP_TRACKER_BASE={base}"])), 300)
         return f"it is {where}, and only the run names it. Use s3://bucket/results or, if {when}, name it: {command}"
     if is_local and not os.path.isdir(place):
-        return "there is no such directory. Mount the same volume here at this path, or use s3://bucket/results"
+        return "there is no such directory. Mount the same volume locally at this path, or use s3://bucket/results"
     return ""
 
 
 def cached_by_kfp(run: RunRecord) -> str:
-    """Return the sentence about cached stages whose executions are unknown; empty without such stages.
+    """Return the message about cached stages whose executions are unknown; empty without such stages.
 
     A host does not report these; stages that read them do.
     """
@@ -163,7 +163,7 @@ def cached_by_kfp(run: RunRecord) -> str:
 
 
 def untracked(run: RunRecord) -> str:
-    """Return the sentence that no stage of a run has a tracker base; empty if one has, or if that is not known."""
+    """Return the message that no stage of a run has a tracker base; empty if one has, or if that is not known."""
     has_none = (tracked := _tracked(run)) is not None and not tracked
     return "Its stages have no tracker base: write Stages(tracker_base=tracker_base)." if has_none else ""
 
@@ -178,5 +178,5 @@ def _tracked(run: RunRecord) -> set[str] | None:
 
 
 def _place(base: str) -> str:
-    """Return a base in one normal form."""
+    """Return a base in normal form."""
     return re.sub(r"^(?:file|local)://", "", base).rstrip("/")

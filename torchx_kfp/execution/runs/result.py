@@ -90,7 +90,7 @@ class StageResult:
     may_fail: bool = False
 
     def __post_init__(self) -> None:
-        """Make lookups of unknown names errors with a suggestion."""
+        """Make lookups of unknown names raise errors with suggestions."""
         for kind in ("output", "artifact", "result", "input"):
             values = getattr(self, f"{kind}s")
             if values is not None:
@@ -156,12 +156,12 @@ class RunResult:
     stages: tuple[StageResult, ...]
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: Why the run failed although no stage failed, such as ``the time limit of 60 s is over``.
+    #: Why the run failed although no stage failed, such as ``the time limit of 60 s was exceeded``.
     reason: str = ""
     link: str = ""
 
     def __post_init__(self) -> None:
-        """Make lookups of unknown names errors with a suggestion."""
+        """Make lookups of unknown names raise errors with suggestions."""
         for kind in ("output", "artifact"):
             values = SuggestingDict(getattr(self, f"{kind}s"), f"The run {self.run_id}", kind)
             object.__setattr__(self, f"{kind}s", values)
@@ -272,7 +272,7 @@ def last_lines(log_file: Path, count: int) -> list[str]:
 
 
 def describe_exit(code: int) -> str:
-    """Describe the end of a process, from its exit code."""
+    """Describe the end of a process by its exit code."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

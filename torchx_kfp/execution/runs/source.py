@@ -31,7 +31,7 @@ class RunSource(ABC):
 
     @abstractmethod
     def read(self) -> RunRecord:
-        """Return the run as it is recorded now: the same object as before, if nothing has changed."""
+        """Return the current record of the run: the same object as before, if nothing has changed."""
 
     @abstractmethod
     def fetch(self, stages: Collection[str]) -> bool:
@@ -50,15 +50,15 @@ class RunSource(ABC):
         """
 
     def left_replicas(self) -> list[str]:
-        """Return sentences about replicas that may go on although the run was canceled."""
+        """Return messages about replicas that may go on although the run was canceled."""
         return []
 
     def follow(self, timeout: float | None = None, *, closely: bool = False) -> Iterator[RunRecord]:
-        """Yield the run now, and again after each change, until it has ended.
+        """Yield the run now and after each change, until it ends.
 
         Args:
             timeout: seconds until the run must have ended.
-            closely: whether to yield the run after each look even if only its logs may have changed.
+            closely: whether to yield the run after each poll even if only its logs may have changed.
 
         Raises:
             TimeoutError: the run did not end in time. It keeps running.
@@ -85,7 +85,7 @@ class RunSource(ABC):
         return self.read()
 
     def _pause(self, *, changed: bool, longest: float | None) -> None:
-        """Wait until the next look; ``changed`` tells whether the last one has found a change."""
+        """Wait until the next poll; ``changed`` tells whether the last one found a change."""
         time.sleep(_INTERVAL if longest is None else min(_INTERVAL, longest))
 
     def attend(self, watch: Watch, timeout: float | None = None) -> RunRecord:
@@ -205,7 +205,7 @@ def choose_stage(record: RunRecord, stage: str | None) -> str:
 
 
 def stages_named(record: RunRecord, stage: str) -> list[str]:
-    """Return the names of the stages that have begun and that a user means: by a name, indices, a task, or a pod."""
+    """Return the names of the started stages that a name, indices, a task or a pod selects."""
     run, there = record.run, record.run.by_name
     if stage in there:
         return [stage]
@@ -215,17 +215,17 @@ def stages_named(record: RunRecord, stage: str) -> list[str]:
 
 
 def no_stage(record: RunRecord, stage: str) -> ArgumentError:
-    """Return the error about a stage that a run lacks, or that has not begun."""
+    """Return the error about an unknown stage, or one that has not started."""
     there = list(record.run.by_name)
     problems = f" {' '.join(record.corrupt)}" if record.corrupt and not there else ""
     return ArgumentError(
-        f"There is no stage {stage!r} in the run {record.run_id}, or it has not begun.{did_you_mean(stage, there)} "
+        f"There is no stage {stage!r} in the run {record.run_id}, or it has not started.{did_you_mean(stage, there)} "
         f"Stages: {listed(there) or 'none yet'}.{problems}"
     )
 
 
 def not_started(record: RunRecord, stage: str) -> ArgumentError:
-    """Return the error about a stage of which no attempt was started in the run."""
+    """Return the error about a stage without an attempt in the run."""
     end = record.run.end_of(stage)
     why = "it waits for other stages" if end is None else f"it {end.reason or end.state}"
     if end is not None and end.cached_from:
@@ -243,7 +243,7 @@ def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> Sc
         arguments: the values of the pipeline's parameters.
 
     Raises:
-        ArgumentError: KFP does the work of this task by itself.
+        ArgumentError: KFP performs this task itself.
     """
     places = walk(pipeline, arguments=arguments)
     place = next((place for place in places if place.is_stage and place.name == without_indices(stage)), None)

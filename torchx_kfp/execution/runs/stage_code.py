@@ -3,10 +3,10 @@
 The URL of a workspace changes with any file in it. So the tasks of a pipeline get, in place of the parameter
 ``workspace``, the name of the code that they can use (``protocol.code_name``), and their containers the URL in a
 variable. That is not in KFP's key of a task in its cache, which has image, command and arguments, inputs and outputs
-(KFP's ``cacheutils``). The whole workspace travels anyway.
+(KFP's ``cacheutils``). The whole workspace is sent anyway.
 
 What a stage can use is found without running it: see ``pipeline.used_files``. If its program is not Python, or not in
-the workspace, it is all files. A name that comes from elsewhere, such as an upstream result, is not found.
+the workspace, it is all files. Names from elsewhere, such as upstream results, are not found.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _unpacked(archive: bytes) -> Iterator[_Workspace]:
 
 
 class _Workspace:
-    """The files of a workspace, unpacked."""
+    """The unpacked files of a workspace."""
 
     def __init__(self, archive: bytes, folder: str) -> None:
         """Unpack the archive into an empty folder, whose path has no links."""

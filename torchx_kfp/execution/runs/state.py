@@ -32,7 +32,7 @@ from torchx_kfp.execution.runs.vocabulary import State
 
 @dataclass
 class Attempt:
-    """One process of a stage. ``end`` is None while it runs, and if its end is unknown."""
+    """One process of a stage. ``end`` is None while it runs, or if its end is unknown."""
 
     started: StageStarted
     state: State = State.RUNNING
@@ -48,7 +48,7 @@ class Attempt:
 
     @property
     def start(self) -> float:
-        """The time at which the attempt started, in seconds since the epoch."""
+        """The start time of the attempt, in seconds since the epoch."""
         return self.started.time
 
 
@@ -99,7 +99,7 @@ class StageState:
 
     @property
     def result(self) -> StageResult:
-        """The stage's result, as far as it is known while the stage has not ended."""
+        """The stage's result, which is partial until the stage ends."""
         if self.last_end is not None and self.last_end.state is self.state:
             return self.last_end
         last = self.attempts[-1].started if self.attempts else None
@@ -117,7 +117,7 @@ class StageState:
         )
 
     def queue(self) -> None:
-        """Begin a new series of attempts: the inputs are known."""
+        """Start a new series of attempts: the inputs are known."""
         self.started_at, self._has_ended, self.reason = None, False, ""
 
     def start(self, event: StageStarted) -> None:
@@ -154,7 +154,7 @@ class StageState:
 
 @dataclass
 class Session:
-    """A period in which a runner worked on the run. Each retry on KFP begins another one."""
+    """A period in which a runner worked on the run. Each retry on KFP starts another one."""
 
     start: float
     end: float
@@ -168,10 +168,10 @@ class Session:
 
 
 class RunState:
-    """The state of a run, as far as it is known from its events."""
+    """The state of a run according to its events."""
 
     def __init__(self, stages: Mapping[str, bool] | None = None) -> None:
-        """Begin with a run without events; ``stages`` are the pipeline's, if they are known (see ``outline``)."""
+        """Start without events; ``stages`` are the pipeline's, if known (see ``outline``)."""
         #: The starts of the run and of its last session, and the events of that session's end.
         self.first: RunStarted | None = None
         self.started: RunStarted | None = None
@@ -305,7 +305,7 @@ class RunState:
         return total
 
     def has_ended(self, stage: str) -> bool:
-        """Return whether the stage has finished in this session of the run."""
+        """Return whether the stage finished in this session of the run."""
         found = self.by_name.get(stage)
         return self.state.is_over or (found is not None and found.state.is_over)
 

@@ -70,7 +70,7 @@ class State(str, enum.Enum):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the stage has not started, and still may."""
+        """Whether the stage has not started but still may."""
         return self in (State.QUEUED, State.WAITING)
 
     @property
@@ -87,5 +87,5 @@ RUN_STATES = (State.QUEUED, State.RUNNING, State.SUCCEEDED, State.FAILED, State.
 
 
 def state_of_all(states: Iterable[State]) -> State:
-    """Return the state that represents several: an active one if there is one, otherwise the worst."""
+    """Return the state that represents several: an active one, if any, otherwise the worst."""
     return min(states, key=lambda state: (not state.is_active, state.rank))

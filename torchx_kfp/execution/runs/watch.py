@@ -1,4 +1,4 @@
-"""Watch a run in progress: its events, the lines that its stages print, and the signals that end it.
+"""Watch a run in progress: its events, the output of its stages, and the signals that end it.
 
 A run reports to a ``Watch``. ``Lines`` writes to a stream, with the ``messages`` about events; the command line has
 other watches.
@@ -45,7 +45,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Watch:
-    """Receives the events and lines of a run. Override the methods that you need; the others do nothing.
+    """Receives the events and lines of a run. Override the methods that you need; the defaults do nothing.
 
     Lines are free of control characters that could harm a terminal, and arrive on a different thread than events. If a
     method raises an exception, ``run`` raises it: at once for an event, at the end of the run for a line.
@@ -55,18 +55,18 @@ class Watch:
         """Receive an event of the run."""
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
-        """Receive lines that a stage has printed."""
+        """Receive lines that a stage printed."""
 
     def on_unfinished(self, stage: str, line: str) -> None:
         """Receive a stage's unfinished line, such as a progress bar, whenever it changes."""
 
     def on_warning(self, message: str) -> None:
-        """Receive a sentence about a problem with the run's record, such as a full disk. The default writes it."""
+        """Receive a message about a problem with the run's record, such as a full disk. The default writes it."""
         Terminal(sys.stderr).write_lines([message])
 
 
 class Lines(Watch):
-    """Writes events as sentences, and lines with the name of their stage before them."""
+    """Write events as messages, and lines with the name of their stage before them."""
 
     def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
         """Write to a stream.
@@ -118,7 +118,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
 
 
 class Terminal:
-    """A text stream that is written in whole lines. If it is closed meanwhile, the run goes on without it."""
+    """A text stream that is written in whole lines. If it is closed meanwhile, the run continues without it."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -128,7 +128,7 @@ class Terminal:
         self.error: OSError | ValueError | None = None
 
     def write_lines(self, lines: Sequence[str]) -> None:
-        """Write the lines at once, so that lines never mix, and without control characters except colors."""
+        """Write the lines in one call, so that lines never mix, without control characters except colors."""
         self.write("".join(f"{clean(line, colours=True)}\n" for line in lines))
 
     def write(self, text: str) -> None:
@@ -243,7 +243,7 @@ def awaitable_processes() -> Iterator[None]:
 
 
 def raise_for_signal(number: int) -> NoReturn:
-    """End the caller as the signal would: raise KeyboardInterrupt, or SystemExit with a shell's exit code."""
+    """End the caller as the signal would: raise KeyboardInterrupt, or SystemExit with the shell's exit code."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt from None
     raise SystemExit(128 + number) from None

@@ -104,7 +104,7 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
             status = torchx_runner().status(handle)
         except (HostUnreachableError, HTTPError, OSError) as error:  # Ax would abandon the running trial
             _logger.warning(
-                "The state of trial %d (%s) is not known. It is requested again. (%r)", trial_index, handle, error
+                "The state of trial %d (%s) is unknown. It is requested again. (%r)", trial_index, handle, error
             )
             return TrialStatus.RUNNING
         return TrialStatus.FAILED if status is None else _ENDED.get(status.state, TrialStatus.RUNNING)
@@ -115,7 +115,7 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         status = torchx_runner().status(handle)
         if status is None:
             return (
-                f"{handle} is not known to its scheduler. A local app ends with the process that started it; an app "
+                f"{handle} is unknown to its scheduler. A local app ends with the process that started it; an app "
                 "on a cluster may have been deleted."
             )
         said = status.msg if status.msg not in ("", specs.NONE) else status.structured_error_msg

@@ -20,12 +20,12 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], kf
     """Check a pipeline without running it.
 
     Takes a compiled pipeline (*.yaml), a Python file that defines one, or a TorchX component, whose arguments follow
-    `--`. Prints everything that fails or differs on KFP or cannot run locally, each with
-    a way out. Exits with 2 if `torchx-kfp run` would reject the pipeline.
+    `--`. Prints everything that fails or differs on KFP or cannot run locally, each with a remedy. Exits with 2 if
+    `torchx-kfp run` would reject the pipeline.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions, load_target, split_words
     from torchx_kfp.execution.local.preflight import check_gpus, check_pipeline, find_gpus, find_not_applied
-    from torchx_kfp.execution.model.findings import REFUSED_HERE, Kind
+    from torchx_kfp.execution.model.findings import REJECTED_LOCALLY, Kind
     from torchx_kfp.execution.model.versions import NEWEST, OLDEST, parse_version
     from torchx_kfp.execution.model.workflow import check_size, measure
     from torchx_kfp.execution.pipeline.values import defaults_of, missing_arguments, parse_arguments
@@ -51,5 +51,5 @@ def check_command(ctx: click.Context, target: Target, words: tuple[str, ...], kf
     # A run has a tracker base from --tracker-base, the settings, or a folder.
     if missing := missing_arguments(pipeline, {TRACKER_BASE: "", **arguments}):
         print_message(f"A run needs {' '.join(f'-p {name}=VALUE' for name in missing)}.")
-    if any(finding.kind in REFUSED_HERE for finding in findings) or (strict and findings):
+    if any(finding.kind in REJECTED_LOCALLY for finding in findings) or (strict and findings):
         ctx.exit(2)

@@ -95,7 +95,7 @@ class _Choice:
         self._first = {name: len(known.attempts) - 1 for name, known in record.run.by_name.items()}
 
     def stages(self, record: RunRecord) -> list[str]:
-        """Return the names of the chosen stages that are known; for a finished run, in table order."""
+        """Return the known names of the chosen stages; for a finished run, in table order."""
         chosen = {*(record.run.by_name if self._stage is None else stages_named(record, self._stage))}
         # Sorting takes milliseconds for a thousand stages, and a run in progress is read ten times a second.
         names = record.run.by_name if record.is_running else [stage.name for stage in record.run.stages]
@@ -157,7 +157,7 @@ class _Choice:
 
 
 class _Printer:
-    """Prints the new output of logs since the last call."""
+    """Print the output added to logs since the last call."""
 
     def __init__(self, prefixed: bool) -> None:
         self._prefixed = prefixed
@@ -182,7 +182,7 @@ class _Printer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was no output."""
+        """Whether nothing was printed."""
         return not any(self._read.values())
 
     def finish(self) -> None:

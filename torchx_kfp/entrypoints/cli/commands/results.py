@@ -78,7 +78,7 @@ def results_command(
     """Show the results that the stages of RUN have recorded.
 
     Without RUN, the command lists the runs that have recorded results under the tracker base: that of --tracker-base or
-    of the settings, or else that of the newest run here. Cached stages are shown with the results that they took
+    of the settings, or else that of the newest local run. Cached stages are shown with the results that they took
     from the cache.
 
     \b

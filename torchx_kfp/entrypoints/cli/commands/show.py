@@ -1,4 +1,4 @@
-"""``torchx-kfp show``: show a run, all records of one of its stages, or what a run was made from."""
+"""``torchx-kfp show``: show a run, all records of one of its stages, or the sources of a run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Print and draw what commands show: messages, tables, JSON, lineages, and runs while they go on."""
+"""Print and draw the output of commands: messages, tables, JSON, lineages, and runs in progress."""

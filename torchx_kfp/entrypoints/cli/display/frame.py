@@ -50,7 +50,7 @@ class _Row:
 
 
 def frame(run: RunState, tails: Tails, width: int, height: int, now: float) -> list[Text]:
-    """Draw the run at this moment in at most ``height`` lines of at most ``width`` columns.
+    """Draw the current state of the run in at most ``height`` lines of at most ``width`` columns.
 
     Args:
         run: the run.

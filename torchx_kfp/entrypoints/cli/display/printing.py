@@ -123,7 +123,7 @@ def for_stderr(text: str) -> str:
 
 
 def is_read() -> bool:
-    """Return whether the reader of stdout's pipe is there; true for files."""
+    """Return whether stdout's pipe still has a reader; true for files."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return not poll.poll(0)

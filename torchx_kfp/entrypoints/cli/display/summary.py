@@ -118,7 +118,7 @@ def summarize(
     Args:
         follow: runs the pipeline, or waits for its end.
         view: the view. If a signal ends the run, its state is summarized; its options limit the output.
-        notes: returns sentences to print below the table. Default: ``unread``.
+        notes: returns messages to print below the table. Default: ``unread``.
         words: the options with which commands find a run on a host.
         command: the command line that started the run, if known.
 
@@ -189,14 +189,14 @@ def _ways_on_host(result: RunResult, arguments: Mapping[str, Any], words: Sequen
 
 
 def _replay(result: RunResult, where: str, words: Sequence[str]) -> list[str]:
-    """Return the sentence with the command that runs the first failed stage alone, if one has started."""
+    """Return the message with the command that runs the first failed stage alone, if one has started."""
     failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
     replays = (this_command("replay", f"{result.run_id}/{name}", *words) for name in failed[:1])
     return [f"To run the stage {where}: {replay}" for replay in replays]
 
 
 def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) -> list[str]:
-    """Return a sentence if a Python module was missing and the pipeline's ``workspace`` is empty."""
+    """Return a message if a Python module was missing and the pipeline's ``workspace`` is empty."""
     failed = [stage for stage in result.stages if stage.state is State.FAILED]
     lacks_code = any("No module named" in line for stage in failed for line in stage.last_lines())
     if not lacks_code or arguments.get(WORKSPACE_PARAMETER) != "":
@@ -206,7 +206,7 @@ def _forgotten_code(result: RunResult, arguments: Mapping[str, Any], done: str) 
 
 
 def _ways_to_go_on(command: CommandLine | None, result: RunResult, cache: str) -> list[str]:
-    """Return the sentence with the command that continues after the finished stages."""
+    """Return the message with the command that continues after the finished stages."""
     if command is None:
         again = "Submit" if result.folder is None else "Run"
         return [f"{again} it again to continue: finished stages come from {cache}."]
@@ -235,7 +235,7 @@ def words_to_go_on(command: CommandLine, result: RunResult) -> list[str]:
 
 
 def unread(result: RunResult) -> list[str]:
-    """Return sentences about stages whose results could not be read."""
+    """Return messages about stages whose results could not be read."""
     stages = [stage for stage in result.stages if stage.execution_id and stage.tracker_base and stage.results is None]
     found = []
     for base in dict.fromkeys(str(stage.tracker_base) for stage in stages):

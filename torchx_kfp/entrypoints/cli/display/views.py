@@ -82,7 +82,7 @@ class View(Watch):
 
 
 class LineView(View):
-    """Prints the lines of stages and sentences about events on stderr."""
+    """Prints the lines of stages and messages about events on stderr."""
 
     def __init__(self, run: RunState, options: ViewOptions) -> None:
         super().__init__(run, options)

@@ -175,8 +175,8 @@ class Containers:
         before, found = self._refused.get(image), self.engine.inspect("image", image)
         if policy == "Never" and found is None:
             raise AttemptError(
-                f"could not be started: the image {image!r} is not here, and its image pull policy is Never. Build or "
-                "pull it"
+                f"could not be started: the image {image!r} does not exist locally, and its image pull policy is "
+                "Never. Build or pull it"
             )
         if policy == "Always" or found is None:
             if image not in self._pulled:
@@ -193,7 +193,7 @@ class Containers:
                     self._pulled.add(image)
             except EngineError as error:
                 self._refused[image] = error
-                missing = "is not here and " if found is None else ""
+                missing = "does not exist locally and " if found is None else ""
                 raise AttemptError(
                     f"could not be started: the image {image!r} {missing}cannot be pulled: {error}. Build it, or "
                     "correct its name"
@@ -236,7 +236,7 @@ class Containers:
         except EngineError as error:
             # Podman's package only recommends its init.
             more = ". Install catatonit" if "catatonit" in str(error) else ""
-            raise AttemptError(f"could not be started: the container engine says: {error}{more}") from None
+            raise AttemptError(f"could not be started: the container engine reports: {error}{more}") from None
         except (OSError, ValueError) as error:
             raise start_error([self.engine.program, *words], error) from None
 
@@ -312,7 +312,7 @@ class ContainerStage(RunningStage):
         except OSError as error:
             raise _lost(self._engine, error) from None
         if not state or state.get("Running"):
-            raise AttemptError("was lost: the container engine no longer knows it, or has not answered")
+            raise AttemptError("was lost: the container engine no longer knows it, or did not answer")
         self._out_of_memory = bool(state.get("OOMKilled"))
         why = str(state.get("Error") or "")
         if why and str(state.get("StartedAt", "")).startswith("0001"):
@@ -338,7 +338,7 @@ class ContainerStage(RunningStage):
             return f"{describe_exit(code)}: perhaps it was out of memory{limited}"
         if _NOT_THERE.search(last_line):
             return f"{describe_exit(code)}: its image lacks the command; {NEEDS}"
-        return describe_end(code, last_line, here=False)
+        return describe_end(code, last_line, is_process=False)
 
     def _send(self, number: signal.Signals) -> None:
         """Signal the container as soon as it has started."""

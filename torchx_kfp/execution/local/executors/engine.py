@@ -119,7 +119,7 @@ def ask(
                 break
             except subprocess.TimeoutExpired:
                 if verify_wanted is None:
-                    raise EngineError(f"it has not answered for {_TIMEOUT} s") from None
+                    raise EngineError(f"it did not answer within {_TIMEOUT} s") from None
                 verify_wanted()
     except BaseException:  # such as Ctrl-C, if this is the main thread
         if process is not None:

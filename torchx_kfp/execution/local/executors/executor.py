@@ -30,7 +30,7 @@ from torchx_kfp.execution.runs.vocabulary import State
 MADE, TAKEN = "made", "inputs"
 #: The exit code of a shell, and of ``env``, for a command that they do not find.
 NOT_FOUND = 127
-INSTALL = "Install it, put its folder into PATH, or run the stage in its image (--docker)"
+INSTALL = "Install it, add its folder to PATH, or run the stage in its image (--docker)"
 NEEDS = "an image needs sh, env and mkdir, and the commands that the application calls"
 #: Python's last lines if it does not find a module or a script, and the beginning of a line of a stage's own programs.
 _NO_MODULE = re.compile(r"\bNo module named '?([\w.]+)'?\)?$")
@@ -229,7 +229,7 @@ class RunningStage(ABC):
 
     def describe(self, code: int, last_line: str) -> str:
         """Describe the end of an attempt with this exit code and this last line of its log."""
-        return describe_end(code, last_line, here=True)
+        return describe_end(code, last_line, is_process=True)
 
 
 def is_terminal(stream: Any) -> bool:
@@ -240,13 +240,13 @@ def is_terminal(stream: Any) -> bool:
         return False
 
 
-def describe_end(code: int, last_line: str, *, here: bool) -> str:
+def describe_end(code: int, last_line: str, *, is_process: bool) -> str:
     """Describe the end of a stage, and a remedy if its exit code or the last line of its log suggests one.
 
     Args:
         code: its exit code, negative for a signal.
         last_line: the last line of its log.
-        here: whether it was a local process rather than a container.
+        is_process: whether it was a local process rather than a container.
     """
     why = ""
     if code == NOT_FOUND:
@@ -254,12 +254,12 @@ def describe_end(code: int, last_line: str, *, here: bool) -> str:
         what = f"the command {named[1]!r}" if named else "a command"
         package = " (it comes with torch)" if named and named[1] == "torchrun" else ""
         lacks = f"this machine lacks {what} that it calls{package}. {INSTALL}"
-        why = lacks if here else f"its image lacks a command; {NEEDS}"
+        why = lacks if is_process else f"its image lacks a command; {NEEDS}"
     elif module := _NO_MODULE.search(last_line):
         way_out = "Install it, start the run where it is (--directory), or run the stage in its image (--docker)"
-        lacks = f"there is no Python module {module[1]!r} here. {way_out}"
-        why = lacks if here else f"its image has no Python module {module[1]!r}"
-    elif here and (script := _NO_SCRIPT.search(last_line)):
+        lacks = f"the Python module {module[1]!r} is missing. {way_out}"
+        why = lacks if is_process else f"its image has no Python module {module[1]!r}"
+    elif is_process and (script := _NO_SCRIPT.search(last_line)):
         why = f"there is no {script[1]!r}; --directory names another folder to run stages in"
     elif last_line.startswith(_OWN):
         why = last_line.removeprefix(_OWN).removesuffix(".")  # the sentence around it has its own

@@ -36,7 +36,7 @@ def parse_mount(text: str) -> Mount:
     """Read a mount from ``SRC[:DST][:ro]``; DST defaults to SRC's own path.
 
     Raises:
-        ArgumentError: it has another form, or SRC does not exist.
+        ArgumentError: it is malformed, or SRC does not exist.
     """
     source, *rest = text.split(":")
     read_only = _MODES[rest.pop()] if rest and rest[-1] in _MODES else False
@@ -96,7 +96,7 @@ def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str
 
 def unseen_artifact(inputs: Mapping[str, Any], mounts: Collection[Mount]) -> Artifact | None:
     """Return a local input artifact that the container does not see, if any."""
-    artifacts = [artifact for value in inputs.values() for artifact in artifacts_in(value) if artifact.is_here]
+    artifacts = [artifact for value in inputs.values() for artifact in artifacts_in(value) if artifact.is_local]
     shown = {os.path.normpath(artifact.path) for artifact in artifacts}
     unseen = {path for path in shown if all(source_of(path, mount) != path for mount in mounts)}
     return next((artifact for artifact in artifacts if os.path.normpath(artifact.path) in unseen), None)

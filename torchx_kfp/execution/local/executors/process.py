@@ -195,7 +195,7 @@ def start_error(command: Sequence[str], error: Exception) -> AttemptError:
             NOT_FOUND,
         )
     if number in (errno.EACCES, errno.ENOEXEC):
-        return AttemptError(f"could not be started: {word!r} is not a program that can be run here", 126)
+        return AttemptError(f"could not be started: {word!r} is not a program that this machine can run", 126)
     if number == errno.E2BIG:
         longest = max(len(os.fsencode(word)) for word in command)
         return AttemptError(

@@ -78,15 +78,15 @@ class ListedRun:
         return {**found, **own}
 
     def is_called(self, name: str) -> bool:
-        """Return whether a text is part of the run's id, name or pipeline."""
+        """Return whether the run's id, name or pipeline contains a text."""
         return any(name.lower() in str(self.row[field] or "").lower() for field in ("run", "name", "pipeline"))
 
 
 class Runs:
-    """All runs in the places of a command's options, read again after some seconds."""
+    """All runs in the locations that a command's options name, reread after some seconds."""
 
     def __init__(self, lookup: Lookup) -> None:
-        """Find the places of runs.
+        """Find the locations of runs.
 
         Raises:
             TrackerBaseError: the tracker base of the option cannot be read.
@@ -108,7 +108,7 @@ class Runs:
         self._settled: dict[str, tuple[float, Mapping[str, Any]]] = {}
 
     def read(self) -> tuple[Mapping[str, ListedRun], Sequence[str]]:
-        """Return the runs by key, newest first, and sentences about unreadable ones."""
+        """Return the runs by key, newest first, and messages about unreadable ones."""
         with self._lock:
             if (start := time.monotonic()) >= self._until:
                 self._problems = []
@@ -217,7 +217,7 @@ _Query = Sequence[tuple[str, str]]
 
 
 class _RefusedError(Exception):
-    """A rejected request: an HTTP status, and a sentence with the reason."""
+    """A rejected request: an HTTP status, and a message with the reason."""
 
 
 class Application:
