@@ -243,8 +243,8 @@ def test_how_containers_end(execute):
         "shell": "was ended by signal 11 (SIGSEGV)",
         "shell-2": f"ended with exit code 127: {NEEDS}",
         "shell-3": "was ended by signal 9 (SIGKILL): it was out of memory (its limit is 16 MB)",
-        "missing-2": "could not be started: the image 'torchx-kfp-test/missing:1' does not exist locally, and its image "
-        "pull policy is Never. Build or pull it",
+        "missing-2": "could not be started: the image 'torchx-kfp-test/missing:1' does not exist locally, and its "
+        "image pull policy is Never. Build or pull it",
     }
     assert pulled.startswith(
         "could not be started: the image 'torchx-kfp-test/missing:1' does not exist locally and cannot be pulled: "
