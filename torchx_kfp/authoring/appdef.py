@@ -77,7 +77,7 @@ _WHERE = "Give it to task_from_app, or torchx run: -cfg engine="
 
 
 def single_role(app: specs.AppDef) -> specs.Role:
-    """Return the only role of the AppDef. Reject several roles or replicas, which KFP does not support."""
+    """Return the AppDef's only role. Reject several roles or replicas, which KFP does not support."""
     if len(app.roles) > 1:
         raise AppDefError(
             f"AppDef {app.name!r} has {len(app.roles)} roles ({', '.join(repr(role.name) for role in app.roles)}). "
@@ -154,7 +154,7 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
 
 
 def _refuse_unknown(value: specs.AppDef | specs.Role | specs.Resource, where: str) -> None:
-    """Reject a field of a later TorchX that is set, because its meaning is not known."""
+    """Reject a field of a later TorchX that is set, because its meaning is unknown."""
     known = next(FIELDS[kind.__name__] for kind in type(value).__mro__ if kind.__name__ in FIELDS)
     for field in fields(value):
         if field.name in known:
@@ -193,7 +193,7 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
 
 
 def check_name(name: object, where: str) -> None:
-    """Reject values that are not names: pipeline channels, empty values, and text that a process cannot receive."""
+    """Reject values that are not names: pipeline channels, empty values, and text that processes cannot receive."""
     if contains_channel(name):
         raise AppDefError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
     if not isinstance(name, str) or not name:

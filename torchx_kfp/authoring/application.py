@@ -109,7 +109,7 @@ def single_application(app: specs.AppDef, options: StageOptions) -> Application:
 def role_application(
     app: specs.AppDef, role: specs.Role, options: StageOptions, *, replicas: bool = False
 ) -> Application:
-    """Return the application of a role, which starts in the role's workspace, if any.
+    """Return the application of a role, started in the role's workspace, if any.
 
     Args:
         app: the AppDef, whose name replaces ``${app_id}``.

@@ -31,7 +31,7 @@ def pipeline_here(where: str) -> pipeline_context.Pipeline:
 def channel_here(channel: pipeline_channel.PipelineChannel, where: str) -> pipeline_channel.PipelineChannel:
     """Return the channel, or reject one of another pipeline, which KFP would not notice.
 
-    KFP itself rejects channels that are used outside of the loop or condition in which they have a value.
+    KFP itself rejects channels that are used outside the loop or condition in which they have a value.
     """
     if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
         found = _CHANNEL.fullmatch(str(channel))
@@ -236,7 +236,7 @@ def _with_true_type(channel: pipeline_channel.PipelineChannel, where: str) -> pi
             if lacking and not any(it.group_type == _IF for it in pipeline_here(where).groups):
                 raise AppDefError(
                     f"{where} contains the field {field!r}, which the loop's item {shown(lacking[0])} does not have. "
-                    "Give it one there, or use the field inside of a dsl.If that leaves this item out."
+                    "Give it one there, or use the field inside a dsl.If that leaves this item out."
                 )
             channel = for_loop.LoopArgumentVariable(loop_item, field)
             channel.channel_type = _common_type([item.get(field) for item in items])
@@ -300,5 +300,5 @@ def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChann
         return pipeline_channel.create_pipeline_channel(name=name, channel_type=found["type"])
     raise AppDefError(
         f"{where} contains the channel {found.group()!r}, which is neither an output of a task of this pipeline, a "
-        "parameter, nor the item of a surrounding loop. Use loop items inside of their loop."
+        "parameter, nor the item of a surrounding loop. Use loop items inside their loop."
     )

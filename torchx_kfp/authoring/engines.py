@@ -83,7 +83,7 @@ class Engine(ABC):
     POD: ClassVar[Mapping[str, Any]] = {}
     #: The host of replica 0 of the first role, as a format.
     HOST: ClassVar[str]
-    #: Whether KFP's stock service account has the rights that the launcher needs.
+    #: Whether KFP's stock service account has the permissions that the launcher needs.
     STOCK_RIGHTS: ClassVar[bool] = False
     #: How the engine treats fields, by the classes of TorchX that have them, where that differs from engine to engine.
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {}
@@ -420,7 +420,7 @@ class TrainJob(Engine):
 
 
 def _not_patchable(pod: Manifest) -> Iterator[str]:
-    """Yield the fields of a role's pod that a TrainJob has no place for, and that the overlay has set."""
+    """Yield the fields of a role's pod that the overlay sets and a TrainJob does not support."""
     (container, *more), spec = pod["spec"]["containers"], pod["spec"]
     yield from (f"metadata.{field}" for field in pod["metadata"].keys() - _OF_METADATA)
     # The engine's own: replicas of a TrainJob end with their first failure.

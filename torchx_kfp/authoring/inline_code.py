@@ -1,4 +1,4 @@
-"""Channels inside of code that is an argument: the programs of ``sh -c``, ``python -c``, ``perl -e``.
+"""Channels inside code that is an argument: the programs of ``sh -c``, ``python -c``, ``perl -e``.
 
 KFP fills a channel into a word as text. Inside of code, the text would be code: a parameter's value could close the
 quotes around it. So a channel cannot be a part of code, with one exception. TorchX's components, such as ``dist.ddp``
@@ -75,7 +75,7 @@ def find_program(entrypoint: Text, args: Sequence[Text]) -> int | None:
 def expand_channels(
     entrypoint: Text, args: Sequence[Text], where: str, taken: Collection[str] = ()
 ) -> tuple[list[Text], dict[str, Reference]]:
-    """Replace the channels inside of a shell program by variables; return the arguments and the variables.
+    """Replace the channels in a shell program with variables; return the arguments and the variables.
 
     The index of a replica is just a number in the program. ``taken`` are names of variables that are in use.
     """

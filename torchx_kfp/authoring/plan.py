@@ -110,7 +110,7 @@ def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str
     """
     (run,) = parse_reads({STAGE: stage}).values()
     if isinstance(run, tuple) or is_list(run):
-        raise AppDefError("publish_results publishes one stage, but got several. Publish each inside of its loop.")
+        raise AppDefError("publish_results publishes one stage, but got several. Publish each inside its loop.")
     if not parse_tracker_base(options.tracker_base):
         raise AppDefError(
             "publish_results needs the tracker base of a stage that is not a task of task_from_app: "
@@ -246,7 +246,7 @@ class Renderer:
         if references and (len(image) > 1 or references[0].type != "STRING"):
             names = " and ".join(repr(self._names.get(part, part.name)) for part in references)
             raise AppDefError(
-                f"The image has {names} inside of text, or of another type than str. KFP needs the whole image as one "
+                f"The image has {names} inside text, or of another type than str. KFP needs the whole image as one "
                 "value: a parameter such as image: str, or a result of a stage. In component_from_function, give such "
                 "parameters as constants: component_from_function(app, tag='1')."
             )

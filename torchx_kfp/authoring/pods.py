@@ -31,7 +31,7 @@ def pod_template(
     image: str | Manifest,
     env: Sequence[Mapping[str, Any]],
 ) -> Manifest:
-    """Return the template of a role's pods, with markers for what only the launcher knows.
+    """Return the template of a role's pods, with markers for values that only the launcher knows.
 
     It is the pod of TorchX's Kubernetes scheduler, which maps mounts, devices, ports and capabilities, gives the pod a
     ``/dev/shm`` of the size of its memory and keeps Istio's sidecar away. That scheduler asks for a little less than

@@ -1,4 +1,4 @@
-"""Values that are known only at run time: their types in KFP, and references to them inside of constant text.
+"""Values that are known only at run time: their types in KFP, and references to them inside constant text.
 
 kfp is not typed, so its classes are ``Any`` to mypy, and parameters with these types would accept anything. The
 protocols here declare the common attributes of kfp's classes.

@@ -231,7 +231,7 @@ class Stages(SharedOptions):
 
         The function's parameters become inputs with the same names, types, defaults and descriptions (from the
         docstring), unless they are given as constants. The function gets an input as text. It may put the text into the
-        entrypoint, args, values of env and the image, also inside of other text. When the component runs, KFP fills in
+        entrypoint, args, values of env and the image, also inside other text. When the component runs, KFP fills in
         the value (``true``, ``0.1``, JSON). If the function needs a parameter's value (for arithmetic, a comparison, a
         number of replicas), that parameter must be a constant. A parameter with the default None stays None unless it
         is given. The function is called several times.
@@ -401,7 +401,7 @@ def single_stage_pipeline(
 
 
 def _check_in_pipeline(function: str, otherwise: str) -> None:
-    """Refuse to make a task outside of a pipeline, unless ``kfp.local`` runs it."""
+    """Refuse to make a task outside a pipeline, unless ``kfp.local`` runs it."""
     if not pipeline_context.Pipeline.get_default_pipeline() and not config.LocalExecutionConfig.instance:
         raise AppDefError(f"{function} must be called inside a function decorated with kfp.dsl.pipeline; {otherwise}.")
 

@@ -85,7 +85,7 @@ OF_REPLICAS = (REPLICA_ID, NUM_REPLICAS, RANK0_HOST, REPLICA_GPUS)
 IMAGE = "TORCHX_KFP_IMAGE"
 #: Marks all processes of a local run, in which a launcher starts its replicas as processes.
 LOCAL_RUN = "TORCHX_KFP_LOCAL_RUN"
-#: Marks the processes of a stage that has GPUs, and of runs inside of it.
+#: Marks the processes of a stage that has GPUs, and of runs inside it.
 LOCAL_GPUS = "TORCHX_KFP_LOCAL_GPUS"
 
 RunIds = str | tuple[str, ...]

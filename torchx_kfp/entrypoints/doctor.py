@@ -203,7 +203,7 @@ def _login(look: CheckUp) -> str:
 def _submitting(connection: Connection, namespace: str) -> str:
     """Return " and submitted" if runs can be submitted in a namespace, or "" if that is unknown.
 
-    KFP checks the right before the pipeline, which is empty, so nothing is started. (``BaseRunServer`` and
+    KFP checks the permission before the pipeline, which is empty, so nothing is started. (``BaseRunServer`` and
     ``ResourceManager.CreateRun`` in ``backend/src/apiserver``.)
     """
     answer = connection.get(f"{V2BETA1}/experiments", page_size=1, namespace=namespace)

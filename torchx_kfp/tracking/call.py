@@ -17,7 +17,7 @@ a
 The log and the tracker have the origin of each value: a stage, or the default.
 
 The value that the function returns is recorded: a mapping as results by name, any other value as one result with the
-function's name. Lists and dicts are recorded as metadata, and None is not recorded. Outside of a tracked stage, the
+function's name. Lists and dicts are recorded as metadata, and None is not recorded. Outside a tracked stage, the
 value is printed as JSON.
 """
 
@@ -157,7 +157,7 @@ def arguments(
     Args:
         function: the function.
         words: ``NAME=VALUE``.
-        run: the run of this process; None outside of a stage.
+        run: the run of this process; None outside a stage.
 
     Raises:
         AppDefError: a word does not match a parameter, or a parameter has no value.
@@ -299,7 +299,7 @@ def _names(found: Mapping[str, Any] | list[dict[str, Any]]) -> list[str]:
 
 
 def record(function: str, returned: object, run: Run | None) -> None:
-    """Record the value that a function returned, or print it as JSON outside of a stage.
+    """Record the value that a function returned, or print it as JSON outside a stage.
 
     Raises:
         RefusedError: an item cannot be recorded. The others were recorded.

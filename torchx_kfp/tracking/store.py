@@ -102,7 +102,7 @@ def pipeline_run(key: str) -> str:
 
 def _problem(text: str) -> str | None:
     if not text:
-        return "is empty. Name what the results belong to, for example an execution id"
+        return "is empty. Name the owner of the results, such as an execution id"
     if text.startswith("/"):
         return "is absolute. Keys are paths below the tracker base, without a leading '/'"
     if "\0" in text:

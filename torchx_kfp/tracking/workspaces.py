@@ -357,7 +357,7 @@ def _refuse_repository(root: str) -> None:
 
 
 def _of_git(root: str, stays: Callable[[str], bool], folder: str = "") -> list[str] | None:
-    """Return the files that git tracks or would track; None outside of a repository."""
+    """Return the files that git tracks or would track; None outside a repository."""
     listed = run_git(os.path.join(root, folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed is None:
         return None

@@ -177,7 +177,7 @@ def test_none_in_a_default_is_named(default: str, call: Call, tmp_path: Path) ->
     text = f"{FILE.partition('@dsl.pipeline')[0]}@dsl.pipeline\ndef p(c: {default}):\n    task_from_app(app())\n"
     (tmp_path / "wrong.py").write_text(text)
     said = call("compile", str(tmp_path / "wrong.py")).stderr
-    assert said.endswith("has None inside, which KFP does not take: leave it out, or give another value.\n")
+    assert said.endswith("has None inside, which KFP does not accept: leave it out, or give another value.\n")
 
 
 def test_the_lines_of_the_users_modules(call: Call, tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_signals_and_a_port_in_use(call: Program, project: Path) -> None:
         port = urlsplit(page.url).port
         done = call("ui", "--port", str(port))
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"Error: The port {port} is in use. Take another one: --port 0 finds one that is free.\n"
+        assert done.stderr == f"Error: The port {port} is in use. Choose another one: --port 0 finds a free one.\n"
         assert page.get().notices[0].startswith("There are no runs in 'local_outputs'")
         page.process.send_signal(signal.SIGINT)
         assert page.process.communicate() == ("", "Serving the page of runs until Ctrl-C.\n")

@@ -146,7 +146,7 @@ def test_a_run_that_fails_without_a_stage(kfp_host: KfpHost, program: Program) -
     run.finish(failed=True)
     done = program("watch", "latest", "--host", kfp_host.url)
     assert done.returncode == 1
-    assert re.search(says(f"Error: The run {run.record.run_id} failed: KFP does not say why."), done.stderr)
+    assert re.search(says(f"Error: The run {run.record.run_id} failed: KFP does not report why."), done.stderr)
 
 
 # Logs

@@ -259,7 +259,7 @@ def test_a_search_that_still_runs(tmp_path: Path) -> None:
     play_search(tmp_path / "runs/run-1", ended=1)
     page = report(tmp_path / "runs/run-1").read_text()
     assert 'id="figures"' not in page, "trials are drawn in the section of their search"
-    assert "Round 2 of 3, with 4 trials, did not come to its end." in page
+    assert "Round 2 of 3, with 4 trials, did not finish." in page
     assert page.count("asked for</span>") == 4
     assert "<dt>rounds</dt><dd>1 of 3</dd>" in page
 

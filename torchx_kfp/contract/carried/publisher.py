@@ -297,7 +297,7 @@ def publish_artifact(
             os.makedirs(os.path.dirname(copy), exist_ok=True)
             source.get_file(file, copy)
         return
-    # For a URL, KFP passes on a file that names the location. With a URI outside of the pipeline root, KFP's launcher
+    # For a URL, KFP passes on a file that names the location. With a URI outside the pipeline root, KFP's launcher
     # would fail, here or in the task that consumes the artifact.
     if path:
         described["location"] = path

@@ -53,7 +53,7 @@ _SECTIONS = {
     "Set up": {
         "dev-host": "Try submit without a cluster: a local KFP host.",
         "doctor": "Check this machine, a KFP host and storage.",
-        "rbac": "Print the rights that distributed stages need.",
+        "rbac": "Print the permissions that distributed stages need.",
     },
 }
 _COMMANDS = {name: line for section in _SECTIONS.values() for name, line in section.items()}

@@ -47,7 +47,7 @@ def untracked_stages(record: RunRecord, part: str = "") -> list[str]:
 
 
 def artifacts_of(result: StageResult) -> Iterator[tuple[str, Artifact]]:
-    """Yield the names and artifacts that a stage has declared to KFP."""
+    """Yield the names and artifacts that a stage declared to KFP."""
     for output, value in sorted(result.artifacts.items()):
         made = artifacts_in(value)
         yield from ((output if len(made) == 1 else f"{output}[{place}]", it) for place, it in enumerate(made))

@@ -62,10 +62,10 @@ _HINTS = {
         "KFP's task.set_env_variable takes constants. Give a channel to the AppDef: Role(env={'NAME': f'{channel}'})."
     ),
     r"^KeyError: '(condition|for-loop)-|groups can be used as \.after": (
-        "Where KFP wants a task, give one inside of the block, not the block."
+        "KFP needs a task there: give one inside the block, not the block."
     ),
     r"'str' object has no attribute 'name'|after\(\) only supports .*Got str": (
-        "Where KFP wants a task, give the task itself, not its name: .after(task)."
+        "KFP needs a task there: give the task itself, not its name: .after(task)."
     ),
     "can only be used to fan-in": "dsl.Collected is for the tasks of a loop. Read another task itself: reads=task.",
     "When using dsl.Collected": "Read the loop inside the same dsl.If, or put dsl.If inside the loop.",
@@ -78,7 +78,7 @@ _HINTS = {
     ),
     "no setter|can't set attribute": "KFP has an attribute of this name: rename the field of the loop's items.",
     "Value must be one of the following types": (
-        "A parameter's default has None inside, which KFP does not take: leave it out, or give another value."
+        "A parameter's default has None inside, which KFP does not accept: leave it out, or give another value."
     ),
     r"only use .ignore_upstream_failure\(\)": (
         "A stage that reads another one needs its run id. Let that one fail instead: stages.task(app, may_fail=True)."

@@ -68,7 +68,7 @@ class RunRecords:
     Attributes:
         recorder: the records under the tracker base.
         word: the run or execution id, or its beginning; for a run that was found, it begins with the full id.
-        run: the run that was found; None if only the base is searched.
+        run: the found run; None if only the base is searched.
     """
 
     recorder: Recorder
@@ -137,7 +137,7 @@ class RunRecords:
         return below(None)
 
     def choose(self, known: Collection[str] | None = None) -> Selection:
-        """Find the executions of the run, or of the part of it. A run that was found may have no records.
+        """Find the executions of the run, or of the part of it. A known run may have no records.
 
         A part is the beginning of the rest of an execution id, or the name of stages in tables. Cached stages are
         named on stderr.

@@ -64,7 +64,7 @@ class Options:
 
 
 def parse_options(cfg: Mapping[str, Any]) -> Options:
-    """Read the options that TorchX has resolved.
+    """Read the options as TorchX resolved them.
 
     Raises:
         ArgumentError: a queue has no engine, or a secret is malformed.

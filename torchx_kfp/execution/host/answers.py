@@ -28,14 +28,14 @@ _MOST_OF_MESSAGE = 20_000
 #: Parts of the addresses of pages that ask for a password.
 _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
 #: The advice after a POST whose answer was lost.
-MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
+MAYBE_ACCEPTED = "The host may have accepted it: check there before you try again."
 #: The sentence for a host with several users if the settings name no namespace.
 NO_NAMESPACE = (
     "The host is multi-user, and no namespace is given. Give that of your profile: --namespace NAME, "
     f"{variable('namespace')}, or namespace in the settings file."
 )
 _EMPTY_NAMESPACE = re.compile(r"an? [\w ]+ cannot have an empty namespace in multi-user mode", re.IGNORECASE)
-#: KFP's message about a right that the user lacks (code 7).
+#: KFP's message about a permission that the user lacks (code 7).
 _LACKING = re.compile(r"User '([^']*)' is not authorized .*?Namespace:([^,}]*),Verb:([^,}]*),.*?Resource:([^,}]*)")
 _PERMISSION_DENIED = 7
 #: The prefixes with which layers of the server repeat a message.
@@ -157,7 +157,7 @@ class Answer:
 
     @property
     def lacking_right(self) -> str:
-        """The right that the user lacks according to KFP, as a clause; empty if KFP did not refuse the request."""
+        """The permission that the user lacks according to KFP, as a clause; empty if KFP did not refuse the request."""
         try:
             status = read_json(self.body)
         except ValueError:
@@ -242,7 +242,7 @@ def _about_credentials(settings: Settings) -> str:
     """Return messages about the credentials that were sent, and how to change them."""
     given = [name for name, setting in SETTINGS.items() if setting.kind == "credential" and getattr(settings, name)]
     where = f"in the namespace {settings.namespace!r}" if settings.namespace else "here"
-    lack = f"They may have expired, or lack the right to do this {where}."
+    lack = f"They may have expired, or lack the permission to do this {where}."
     if given:
         sent = f"The request was sent with {joined(settings.source(name) for name in given)}. {lack}"
     elif settings.host:

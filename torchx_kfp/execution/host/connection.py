@@ -213,7 +213,7 @@ class Connection:
         words = {name: str(value) for name, value in query.items() if value not in (None, "")}
         where = f"{path}?{urlencode(words, quote_via=quote, errors='replace')}" if words else path
         answer = self._send(self._connected(), method, where, body, is_text)
-        # 403 means missing rights, unless a proxy answers with its login page.
+        # 403 means missing permissions, unless a proxy answers with its login page.
         if answer.asks_to_sign_in and (answer.status != 403 or answer.is_page):
             # A token, a cookie or the settings file may have changed since the client was made.
             answer = self._send(self._connected(anew=True), method, where, body, is_text)

@@ -1,7 +1,7 @@
 """The nodes of a run's Argo workflow, from which ``stages`` derives events.
 
-They are in the workflow's manifest that v1beta1 returns with a run: the only answer of KFP 2 with pods, exit codes,
-decisions of drivers, and reasons why pods wait.
+They are in the workflow's manifest that v1beta1 returns with a run: the only response of KFP 2 with pods, exit codes,
+drivers' decisions, and reasons why pods wait.
 
 A node's name is the path to it: ``W(0).root(0).inner(0).sleeper(0).executor(0)`` in the workflow ``W``. The number in
 parentheses counts attempts: a node that may be retried has one node below it for each attempt, with the same name and a
@@ -13,7 +13,7 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
   skipped if the driver found that the condition is false.
 - A loop ``loop`` is a node around the pod ``iteration-driver`` and a group ``iteration-iterations``; in this,
   ``iteration-iterations(2:2)`` has ``iteration-item-driver`` and ``iteration-item`` around the tasks.
-- An exit task ``bye`` is inside of ``task.onExit``, where ``task`` is a task before it.
+- An exit task ``bye`` is inside ``task.onExit``, where ``task`` is a task before it.
 - Importers, and tasks that make or delete volume claims, are one pod.
 
 ``PodSpec`` reads a driver's decisions about the pod of a stage, its output ``pod-spec-patch``: a part of a pod's
@@ -214,12 +214,12 @@ class PodSpec:
             "".join(own).encode()
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
-                f"the driver's pod-spec-patch has another form ({type(error).__name__}: {error})"
+                f"the driver's pod-spec-patch has an unknown form ({type(error).__name__}: {error})"
             ) from None
         image = as_text(container.get("image"))
         # Container engines would take such an image for an option.
         if not isinstance(given, dict) or not own or image.startswith("-") or not image.isprintable():
-            raise ValueError("the driver's pod-spec-patch has another form")
+            raise ValueError("the driver's pod-spec-patch has an unknown form")
         return cls(image, tuple(own), given)
 
     def component(self, component: Component) -> Component:

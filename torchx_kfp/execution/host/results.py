@@ -41,7 +41,7 @@ def cached_run_ids(
     given: Mapping[str, Mapping[str, Any]],
     read: Callable[[Mapping[str, Collection[str]]], Parents],
 ) -> dict[str, str]:
-    """Return the run ids of cached stages, by the stages' names, as far as stages read them.
+    """Return the run ids of cached stages, by the stages' names, if stages read them.
 
     Args:
         places: the tasks of the pipeline.

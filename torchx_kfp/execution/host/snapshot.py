@@ -203,7 +203,7 @@ def _reason(
     if not is_last or period.state is not State.FAILED or State.FAILED in ends:
         return ""
     said = as_text(as_object(run, "error").get("message")) or (reason_of_workflow(nodes) if nodes is not None else "")
-    return said or "KFP does not say why"
+    return said or "KFP does not report why"
 
 
 def _is_news(item: OrderedEvent, known: OrderedEvent | None) -> bool:

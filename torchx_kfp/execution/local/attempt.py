@@ -161,7 +161,7 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
 
 
 def _sources(context: RunContext) -> list[str]:
-    """Return the locations from which files may be copied for a stage. A process has the user's own rights."""
+    """Return the locations from which files may be copied for a stage. A process has the user's own permissions."""
     options = context.options
     shown = [context.runs, *(mount.source for mount in options.mounts)]
     return [*options.copy_from, *(shown if options.docker else [os.sep])]
@@ -359,7 +359,7 @@ class Attempt(threading.Thread):
             return self.plan.result(result.exit_code, str(error))
         if lost:
             self._say(
-                f"Lost, locally as on KFP: {listed(lost)}, beside an artifact's path. Write to the path itself, or "
+                f"Lost, locally as on KFP: {listed(lost)}, next to an artifact's path. Write to the path itself, or "
                 "make it a folder and write into that."
             )
         return dataclasses.replace(result, outputs=outputs, artifacts=artifacts)

@@ -138,7 +138,7 @@ class Cache:
 
         That is if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses KFP's
         workspace (which differs in each run), and if there is more code than can be checked. A key that the author has
-        chosen (``set_caching_options``) replaces everything but the pipeline and the component: so it does in KFP's
+        chosen (``set_caching_options``) replaces everything but the pipeline and the component: as in KFP's
         ``driver/cache.go`` after 2.17.
         """
         component, container = plan.component, plan.component.container

@@ -130,7 +130,7 @@ class Scheduler:
             listener: gets its events.
             done: the results, by name, of stages that a retry of the run does not run again.
             cache: the cache of all runs; None if it is not used.
-            fresh: the stages, by their names without indices, that run although they are cached.
+            fresh: the stages, by their names without indices, to run even if they are cached.
         """
         self._pipeline = pipeline
         self._context = context
@@ -429,7 +429,7 @@ class Scheduler:
     def _prepare(self, run: TaskRun, pod_name: str) -> _Prepared:
         """Return the plan of the stage's next attempt, and the cached result, if any, before the first one.
 
-        This runs outside of the scheduler's thread: it reads files, stores and images, and a store may not answer.
+        This runs outside the scheduler's thread: it reads files, stores and images, and a store may not answer.
         """
         plan = plan_attempt(run, self._context, pod_name)
         if self._cache is None or run.tries:

@@ -43,7 +43,7 @@ def forecast(
         arguments: the values of all parameters.
         context: the facts that the stages would share.
         cache: the cache; None if it is not used.
-        fresh: the stages that run although they are cached, without indices.
+        fresh: the stages to run even if they are cached, without indices.
     """
     forecaster = _Forecaster(pipeline, context, cache, fresh)
     forecaster.go_through(DagRun(pipeline, pipeline.root, arguments, StageNames()))

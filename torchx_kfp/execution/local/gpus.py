@@ -79,7 +79,7 @@ class HeldGpus:
         of_replicas = {} if "" in shares else {REPLICA_GPUS: json.dumps(shares)}
         if in_container:
             return {**environ, **of_replicas}
-        # A run inside of this stage shares out the stage's GPUs among its own stages.
+        # A run inside this stage shares out the stage's GPUs among its own stages.
         own = {VISIBLE: ",".join(names), LOCAL_GPUS: environ.get(LOCAL_RUN, "")}
         return {_ORDER: "PCI_BUS_ID", **environ, **own, **of_replicas}
 
@@ -95,11 +95,11 @@ class Gpus:
 
     known: Sequence[Gpu] = ()
     lacks: str = "there are no GPUs"
-    #: The stage inside of which the run runs, if that has GPUs: its own stages share them.
+    #: The stage that contains this run, if it has GPUs: the run's stages share them.
     holder: str = ""
 
     def take(self, asks: Mapping[str, int]) -> HeldGpus | None:
-        """Take the GPUs that a stage asks for, or none if too few are free."""
+        """Acquire the GPUs that a stage needs, or none if too few are free."""
         number = sum(asks.values())
         gpus: list[Gpu] = []
         with contextlib.ExitStack() as taken:
@@ -128,7 +128,7 @@ class Gpus:
         return f"waits for {sum(asks.values())} of this machine's {counted(len(self.known), 'GPU')}"
 
     def too_many(self, asks: Mapping[str, int]) -> str:
-        """Return why a stage that asks for too many cannot run, as a clause; empty if it can."""
+        """Return why a stage needs too many, as a clause; empty if it does not."""
         number = sum(asks.values())
         if not self.known or number <= len(self.known):
             return ""
@@ -138,7 +138,7 @@ class Gpus:
 
 
 def asked(component: Component, words: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many GPUs a stage asks for, by the names of its replicas; without replicas, the name is empty.
+    """Return the number of GPUs of a stage, by the names of its replicas; without replicas, the name is empty.
 
     Args:
         component: its component.
@@ -162,7 +162,7 @@ def asked(component: Component, words: Sequence[str], inputs: Mapping[str, Any])
 
 
 def accelerators(component: Component) -> set[str]:
-    """Return the types of accelerators that a stage may ask for."""
+    """Return the types of accelerators that a stage may need."""
     resources = component.container.resources if component.container is not None else {}
     accelerator = resources.get("accelerator") or {}
     own = {str(accelerator.get("resourceType") or accelerator.get("type") or "")} if accelerator else set()
@@ -235,7 +235,7 @@ def _list_gpus(environ: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _lock(name: str) -> socket.socket | None:
-    """Take the name; return None if it is taken."""
+    """Acquire the name; return None if it is taken."""
     lock = socket.socket(socket.AF_UNIX)
     try:
         lock.bind(f"\0torchx-kfp-gpu-{name}")

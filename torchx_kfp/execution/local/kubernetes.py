@@ -48,7 +48,7 @@ def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str)
 
 
 def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
-    """Return the mount paths of initially empty volumes, by the volumes' names."""
+    """Return the mount paths of initially empty volumes, by volume name."""
     volumes = [volume for _, volume in entries(platform, _TEMPORARY) if not _is_memory(volume)]
     return {
         safe_name(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])

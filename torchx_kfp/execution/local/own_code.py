@@ -38,7 +38,7 @@ from torchx_kfp.tracking.recorder import list_code
 if TYPE_CHECKING:
     from torchx_kfp.execution.local.executors.executor import AttemptPlan
 
-#: Files outside of the directory that count if a command names them; others are data.
+#: Files outside the directory that count if a command names them; others are data.
 _PROGRAMS = ("py", "ipynb", "sh", "bash", "R", "jl", "js", "pl", "rb", "sql")
 _CONFIGURATIONS = (
     "yaml",
@@ -222,7 +222,7 @@ class LocalCode:
         return path in self.written and self.written[path] == fingerprint(path)
 
     def _named(self, words: Iterable[str], *, is_local: bool) -> Iterator[CodeFile]:
-        """Yield code files named in words that are outside of the directory, or ignored in it."""
+        """Yield code files named in words that are outside the directory, or ignored in it."""
         listed = self._listed(self._directory) if is_local else {}
         for path in {LOOKED_FOR, *_paths_in(words)} if is_local else filter(os.path.isabs, _paths_in(words)):
             path = os.path.normpath(os.path.join(self._directory, path))
@@ -280,7 +280,7 @@ def _shell_words(words: Iterable[str], variables: Mapping[str, str]) -> list[str
 
 
 def _reached(text: str, folder: str) -> tuple[set[str], set[str]]:
-    """Return the files outside of a folder that a program in it may name, and the folders to import modules from."""
+    """Return the files outside a folder that a program in it may name, and the folders to import modules from."""
     files = {path.lstrip("/") if path.startswith("/..") else path for path in _LEADS_OUT.findall(text)}
     places: set[str] = set()
     if _CHANGES_PATH.search(text):

@@ -91,7 +91,7 @@ def run(
         config_maps: keys and values of config maps, likewise.
         env: the names of local variables that stages in containers may get as keys of secrets and config
             maps. Processes have all of its variables.
-        fresh: stages, or nested pipelines, that run although the cache has them. Stages that read them also run.
+        fresh: stages, or nested pipelines, to run even if they are cached. Stages that read them also run.
         options: how to run the pipeline, such as ``parallelism=2``: see ``RunOptions``.
 
     Returns:

@@ -46,7 +46,7 @@ _CHUNK = 1 << 30
 def with_copies(
     inputs: Mapping[str, Any], words: Sequence[str], folder: Path, *, runs: str, takes_all: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the inputs, with the paths of copies of their files, and these paths by the files' URIs.
+    """Return the inputs with paths of copies of their files, and these paths by URI.
 
     Files on other storage, and those made by stages of runs, are copied. Other local files are the
     user's: a stage reads them where they are.
@@ -310,7 +310,7 @@ def _verify_content(path: str) -> None:
 
 
 def written_files(plan: AttemptPlan, since: float) -> dict[str, list[str]]:
-    """Return the files that have changed since this time, by the local paths that a process has registered."""
+    """Return the files changed since this time, by the local paths that a process registered."""
     paths: list[str] = []
     with contextlib.suppress(OSError, ValueError):
         text = read_bytes(str(plan.folder / REGISTERED), limit=_LONGEST_REPORT).decode()
@@ -327,7 +327,7 @@ def written_files(plan: AttemptPlan, since: float) -> dict[str, list[str]]:
 def registered_files(plan: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
     """Return the local paths of the files and folders that the stage registered, if they exist.
 
-    Those that it has stored elsewhere have URLs.
+    Those stored elsewhere have URLs.
     """
     stored = [artifact.path for artifact in registered.values() if artifact.stored and "://" in artifact.path]
     paths = [artifact.path.removeprefix("file://") for artifact in registered.values()]

@@ -15,7 +15,7 @@ from torchx_kfp.execution.pipeline.walk import ScopedTask
 
 
 def of_loop(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
-    """Yield the findings about a loop, and about its items as far as they are known."""
+    """Yield the findings about a loop, and about its known items."""
     task = place.task
     if task.loop is None:
         return
@@ -116,7 +116,7 @@ def of_hook(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]
 
 
 def _without_hook(pipeline: Pipeline, task: Task) -> str:
-    """Return the kind of a task whose exit hook KFP's compiler leaves out; empty for others."""
+    """Return the kind of a task whose exit hook KFP's compiler omits; empty for others."""
     component = pipeline.component_of(task)
     if task.loop is not None:
         return "a loop"

@@ -146,8 +146,8 @@ def _mounts(platform: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
 def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
     """Yield settings on the task of a distributed stage that do not reach its replicas.
 
-    KFP 2.15 and newer hand a component what is set on its task (``dsl.TaskConfig``), and the launcher gives it to the
-    replicas. Pipelines that an older kfp has compiled lack the input for that, and some settings are never handed on.
+    KFP 2.15 and newer pass a component the settings of its task (``dsl.TaskConfig``), and the launcher gives it to the
+    replicas. Pipelines compiled by an older kfp lack the input for that, and some settings are never passed on.
     """
     roles = component.decoded.replica_roles
     if not roles:
@@ -169,7 +169,7 @@ def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
 
 
 def _lost(component: Component, roles: list[ReplicaRole]) -> Iterator[str]:
-    """Yield the kinds of settings that an author has added to those of the AppDef and its secrets."""
+    """Yield the kinds of settings that an author added to those of the AppDef and its secrets."""
     assert component.container is not None
     if component.container.resources:
         yield "resources"

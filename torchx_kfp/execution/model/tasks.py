@@ -92,7 +92,7 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
 
 
 def _problems_of_items(place: ScopedTask) -> dict[str, str]:
-    """Return why inputs of a task lack a value in an iteration of its loop, as far as the items are known."""
+    """Return why inputs of a task lack a value in an iteration of its loop, for known items."""
     around = place.inside
     assert around is not None
     loop = around.task.loop
@@ -188,7 +188,7 @@ def of_container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, 
             yield (
                 Kind.CHANGED,
                 "contains dsl.IfPresentPlaceholder with an output, which KFP's backend passes on as JSON. Put the "
-                "output outside of it",
+                "output outside it",
             )
         for placeholder in placeholders_in(text):
             if not placeholder.is_known:

@@ -59,7 +59,7 @@ def _channel(found: re.Match[str]) -> str:
 
 
 def of_numbers(what: str, value: Any) -> Iterator[tuple[Kind, str]]:
-    """Find integers that KFP's compiler has rounded already: it writes every number as a double."""
+    """Find integers that KFP's compiler already rounded: it writes every number as a double."""
     if number := next(large_integers(value), None):
         yield (
             Kind.CHANGED,

@@ -30,8 +30,8 @@ from torchx_kfp.execution.pipeline.spec import Pipeline
 #: The bytes that Argo accepts for a workflow, with its state compressed.
 LIMIT = 1024 * 1024
 #: The bytes of the variable in which Argo gives a level's driver its template, with the level's component as JSON in
-#: JSON. A longer template goes into a ConfigMap, for which the role of Argo in KFP's manifests has no right. Recorded:
-#: 200 stages with 118,353 bytes in a level ran, 225 with 133,428 did not.
+#: JSON. A longer template goes into a ConfigMap, for which the role of Argo in KFP's manifests has no permission.
+#: Recorded: 200 stages with 118,353 bytes in a level ran, 225 with 133,428 did not.
 LEVEL_LIMIT = 128 * 1024
 #: The mark of commands with a carried program.
 _CARRIED = "zlib.decompress(base64.b85decode("
@@ -120,8 +120,9 @@ def check_size(size: Size) -> Iterator[Finding]:
             Kind.MAY_FAIL,
             "the pipeline",
             f"has a level with {size.tasks} tasks, which takes {size.level:,} bytes. Above {LEVEL_LIMIT:,}, Argo needs "
-            "a right that KFP's manifests do not grant, and the run ends with 'No more retries left'. Put some of the "
-            "tasks into a nested pipeline, or let an administrator allow Argo's service account to create ConfigMaps",
+            "a permission that KFP's manifests do not grant, and the run ends with 'No more retries left'. Put some of "
+            "the tasks into a nested pipeline, or let an administrator allow Argo's service account to create "
+            "ConfigMaps",
         )
 
 

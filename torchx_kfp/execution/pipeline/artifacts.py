@@ -1,4 +1,4 @@
-"""Artifacts, and the reports of stages about them."""
+"""Artifacts, and stages' reports about them."""
 
 from __future__ import annotations
 

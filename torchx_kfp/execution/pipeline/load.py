@@ -110,7 +110,7 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
 
 
 def load_file(path: Path, root: Path | None = None) -> Pipeline:
-    """Return the pipeline in a file, which must be inside of ``root``. The errors are those of ``load_pipeline``."""
+    """Return the pipeline in a file, which must be inside ``root``. The errors are those of ``load_pipeline``."""
     try:
         # A file that the user names may be a pipe, such as that of <(command).
         with path.open("rb") if root is None else open_regular(str(path), str(root)) as file:

@@ -40,7 +40,7 @@ _IF_PRESENT, _CONCAT = '{"IfPresent":', '{"Concat":'
 
 @dataclass(frozen=True)
 class Placeholder:
-    """A placeholder in a text.
+    """A placeholder in text.
 
     Attributes:
         text: the whole of it.

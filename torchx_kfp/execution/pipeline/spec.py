@@ -135,7 +135,7 @@ class Task:
 
     @property
     def is_group(self) -> bool:
-        """Whether KFP's compiler has added the task for a loop, a condition or an exit handler."""
+        """Whether KFP's compiler added the task for a loop, a condition or an exit handler."""
         return self.loop is not None or self.condition is not None or _GROUPS.fullmatch(self.name) is not None
 
 
@@ -217,7 +217,7 @@ class Component:
 
     @functools.cached_property
     def decoded(self) -> DecodedCommand:
-        """The decoded command of its container, as far as it is known without the inputs."""
+        """The decoded command of its container, without the inputs."""
         return decode(self.container.words if self.container is not None else ())
 
     def as_dag(self) -> Dag:

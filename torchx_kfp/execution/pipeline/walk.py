@@ -91,7 +91,7 @@ class ScopedTask:
 
     @property
     def around(self) -> Iterator[ScopedTask]:
-        """The task itself, and the loops, branches and nested pipelines around it, innermost first."""
+        """The task itself, and its loops, branches and nested pipelines, innermost first."""
         place: ScopedTask | None = self
         while place is not None:
             yield place
@@ -266,7 +266,7 @@ def is_execution(name: str, stage: str) -> bool:
     """Return whether a name is that of a stage, with or without indices: ``train[1,0]`` is an execution of ``train``.
 
     The stage may be written as the function or application is, ``make_data``: KFP names the task ``make-data``. In a
-    file that KFP's compiler has not written, tasks may have any names.
+    file not written by KFP's compiler, tasks may have any names.
     """
     parts, of = task_name(name).split("/"), task_name(stage).split("/")
     return len(parts) == len(of) and all(

@@ -116,7 +116,7 @@ class Links:
         return Hyperlink(label, href, str(path))
 
     def made(self, made: Mapping[str, Artifact | list[Artifact]]) -> Iterator[ArtifactView]:
-        """Yield the artifacts that a stage has declared to KFP."""
+        """Yield the artifacts that a stage declared to KFP."""
         for output, value in made.items():
             those = artifacts_in(value)
             for place, artifact in enumerate(those):
@@ -128,10 +128,10 @@ class Links:
                 yield _view(name, kind, self._link(name, artifact), metadata, partial(self._text, artifact))
 
     def recorded(self, found: Mapping[str, StoredArtifact]) -> Iterator[ArtifactView]:
-        """Yield the artifacts that a stage has registered.
+        """Yield the artifacts that a stage registered.
 
         The path of a stored one is derived from the record and the base, so it cannot be another local file. The path
-        of one that is only registered is shown as text.
+        of a merely registered one is shown as text.
         """
         for artifact in found.values():
             if (stored := artifact.stored) is None:

@@ -2,8 +2,8 @@
 
 The inputs of stages have their names in the pipeline. A stage's component names inputs after their channels:
 ``threshold_float`` for the parameter ``threshold``, and ``item_lr_float`` for the field ``lr`` of a loop's item. Ids of
-executions that it reads without an alias are in ``reads``, and parts of its command are in ``stage``. Names that a user
-has given, such as those of KFP's own components and aliases of reads, stay as they are.
+executions that it reads without an alias are in ``reads``, and parts of its command are in ``stage``. Names given by
+users, such as those of KFP's own components and aliases of reads, stay as they are.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Tracked:
         return self.records.get(_key(stage), Record())
 
     def artifacts(self, stage: StageState) -> Mapping[str, Artifact]:
-        """Return the artifacts that the stage has registered, without those that it has declared to KFP."""
+        """Return the artifacts that the stage registered, except those declared to KFP."""
         found = self.record(stage).artifacts
         return {name: artifact for name, artifact in found.items() if identifier(name) not in stage.result.artifacts}
 

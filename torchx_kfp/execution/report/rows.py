@@ -141,7 +141,7 @@ def _lineage(record: RunRecord, links: Links) -> Mapping[str, Mapping[str, list[
 
 @dataclass(frozen=True)
 class SearchView:
-    """A search on the page. ``running`` says how far one that has not ended has come."""
+    """A search on the page. ``running`` describes the progress of an unfinished one."""
 
     search: Search
     table: Table
@@ -150,7 +150,7 @@ class SearchView:
 
 
 def find_searches(record: RunRecord, tracked: Tracked) -> Iterable[tuple[str, Search]]:
-    """Yield the searches of the run with their titles, as far as each has come, in the pipeline's order.
+    """Yield the searches of the run with their titles, and their progress, in the pipeline's order.
 
     A title is the search's name; if several have it, the stage that stated it last is added.
     """
@@ -204,9 +204,7 @@ def view_search(record: RunRecord, title: str, search: Search, links: Links, tra
     )
     running = ""
     if asked:
-        end = (
-            "was running when this page was written" if record.run.state is State.RUNNING else "did not come to its end"
-        )
+        end = "was running when this page was written" if record.run.state is State.RUNNING else "did not finish"
         running = f"Round {search.round:,} of {search.rounds:,}, with {counted(len(asked), 'trial')}, {end}."
     failed = sum(not search.is_complete(trial) for trial in search.trials)
     facts = {

@@ -46,7 +46,7 @@ class PreparedRun:
         values: the values of all parameters.
         bases: the tracker bases that are known.
         workspaces: the archives of the code, by the folders in them.
-        fresh: the names, without indices, of the stages that run although they are cached.
+        fresh: the names, without indices, of the stages to run even if they are cached.
         keys: the keys of the stages of a run on a host, by their names.
     """
 
@@ -113,7 +113,7 @@ def prepare(
         pipeline: the pipeline.
         arguments: the arguments, without defaults.
         workspace: the folder for the pipeline's parameter ``workspace``, if any.
-        fresh: the stages, and nested pipelines, that run although they are cached. In the pipeline of a run on a
+        fresh: the stages, and nested pipelines, to run even if they are cached. In the pipeline of a run on a
             host, their tasks are not cached.
         directory: the directory in which stages of a local run start; None for a run on a host. A folder as
             tracker base must then exist: pods have mounted it.
@@ -248,7 +248,7 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
 
     KFP does not report the contents of its cache. A submission records the parts of KFP's key of each stage
     (``GenerateCacheKey``
-    in ``cacheutils/cache.go``), as far as they are known before the run, and the files of its code.
+    in ``cacheutils/cache.go``), that is known before the run, and the files of its code.
 
     Args:
         prepared: the run.

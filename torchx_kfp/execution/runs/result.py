@@ -215,8 +215,8 @@ class RunResult:
     def to_frame(self) -> pandas.DataFrame:
         """Return the stages as a pandas DataFrame with a row for each one, whose index is its name.
 
-        The columns are ``stage``, the name without indices; ``iteration``, the index in the loop, or a tuple of them in
-        loops inside of loops; ``state``; ``seconds``; a column for each input of the compiled stage, such as
+        The columns are ``stage``, the name without indices; ``iteration``, the index in the loop, or a tuple of them
+        in nested loops; ``state``; ``seconds``; a column for each input of the compiled stage, such as
         ``input.rate_float`` for a parameter ``rate`` that is a number; and one for each result, or what else
         ``StageResult.measures`` has, unless it has the name of another. Missing values are NaN.
 

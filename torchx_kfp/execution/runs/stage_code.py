@@ -5,8 +5,8 @@ The URL of a workspace changes with any file in it. So the tasks of a pipeline g
 variable. That is not in KFP's key of a task in its cache, which has image, command and arguments, inputs and outputs
 (KFP's ``cacheutils``). The whole workspace is sent anyway.
 
-What a stage can use is found without running it: see ``pipeline.used_files``. If its program is not Python, or not in
-the workspace, it is all files. Names from elsewhere, such as upstream results, are not found.
+What a stage can use is found without running it: see ``pipeline.used_files``. All files count if its program is not
+Python, or not in the workspace. Names from elsewhere, such as upstream results, are not found.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def name_code(
 
 
 def keys_of(pipeline: Pipeline, values: Mapping[str, Any], codes: Mapping[str, Code]) -> dict[str, StageKey]:
-    """Return the keys of all stages of a pipeline, as far as they are known before a run.
+    """Return the keys of all stages of a pipelineknown before a run.
 
     Args:
         pipeline: the pipeline.
@@ -157,7 +157,7 @@ def unpack_files(archive: bytes, folder: str) -> dict[str, CodeFile]:
 
 
 def _items(place: ScopedTask, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield texts with all known items of the loops around a task."""
+    """Yield texts for all known items of the loops around a task."""
     loops = [around.task.loop for around in place.around if around.task.loop is not None]
     for loop in loops:
         with contextlib.suppress(ValueError):

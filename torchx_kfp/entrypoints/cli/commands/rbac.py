@@ -1,4 +1,4 @@
-"""``torchx-kfp rbac``: print the rights that distributed stages need on a cluster."""
+"""``torchx-kfp rbac``: print the permissions that distributed stages need on a cluster."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ _GROUP = "rbac.authorization.k8s.io"
 def rbac_command(engine: str, service_account: str, namespace: str) -> None:
     """Print the Role and the RoleBinding that stages with an engine need.
 
-    The pod of such a stage creates, follows and deletes an object of the engine. An administrator grants these rights
-    once per namespace:
+    The pod of such a stage creates, follows and deletes an object of the engine. An administrator grants these
+    permissions once per namespace:
 
     \b
     torchx-kfp rbac --engine jobset | kubectl apply -f -
 
-    KFP's own service account, pipeline-runner, has all rights that engine=job needs, and lacks those for jobset and
+    KFP's own service account, pipeline-runner, has all permissions that engine=job needs, and lacks those for jobset
+    and
     trainjob. In multi-user Kubeflow, runs belong to a profile: its namespace has the profile's name, and the service
-    account is default-editor, which has the rights for job and trainjob.
+    account is default-editor, which has the permissions for job and trainjob.
 
     \b
     torchx-kfp rbac --engine jobset --service-account default-editor --namespace PROFILE | kubectl apply -f -
@@ -71,7 +72,7 @@ def rbac_command(engine: str, service_account: str, namespace: str) -> None:
     rules = [{"apiGroups": [group], "resources": [resource], "verbs": verbs} for group, resource, verbs in allowed]
     account = {"kind": "ServiceAccount", "name": service_account, "namespace": namespace}
     binding = {"roleRef": {"apiGroup": _GROUP, "kind": "Role", "name": role}, "subjects": [account]}
-    remark = "# KFP's own service account, pipeline-runner, has all of these rights already.\n"
+    remark = "# KFP's own service account, pipeline-runner, has all of these permissions already.\n"
     manifests = [manifest("Role", role, rules=rules), manifest("RoleBinding", f"{role}-{service_account}", **binding)]
     text = yaml.safe_dump_all(manifests, sort_keys=False, default_flow_style=None)
     print_text(f"{remark if kind.STOCK_RIGHTS else ''}{text}")

@@ -36,7 +36,7 @@ from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
     "--name",
     metavar="NAME",
     callback=refuse_empty,
-    help="The beginning of the run's id.  [default: the pipeline's name]",
+    help="The prefix of the run's id. [default: the pipeline's name]",
 )
 @click.option(
     "--output-dir",
@@ -47,7 +47,7 @@ from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
     "--parallelism",
     metavar="N",
     type=click.IntRange(1),
-    help="The most stages at once.  [default: twice the number of CPUs, at least 4]",
+    help="The maximum number of concurrent stages.  [default: twice the number of CPUs, at least 4]",
 )
 @click.option("--timeout", metavar="TIME", type=seconds, help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
@@ -67,7 +67,7 @@ from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
     "--env",
     metavar="NAME",
     multiple=True,
-    help="Allow this variable of yours as a key of a secret or config map in containers. May be given several times.",
+    help="Let containers take this variable of yours as a key of a secret or config map. May be given several times.",
 )
 @container_options
 @view_options

@@ -33,7 +33,7 @@ _BEGINNING = 13
     metavar="N",
     type=click.IntRange(0),
     default=20,
-    help="The most runs to list; 0 for all.  [default: 20]",
+    help="The maximum number of runs to list; 0 for all.  [default: 20]",
 )
 @click.option(
     "--state",
@@ -44,7 +44,7 @@ _BEGINNING = 13
 )
 @click.option("--name", metavar="TEXT", callback=refuse_empty, help="Only runs with this text in their names.")
 @click.option(
-    "--newer-than", metavar="AGE", type=seconds, help="Only runs that started less than this ago, such as 12h or 7d."
+    "--newer-than", metavar="AGE", type=seconds, help="Only runs that started within this time, such as 12h or 7d."
 )
 @json_option
 @finds_runs()

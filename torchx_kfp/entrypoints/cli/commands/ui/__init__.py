@@ -55,7 +55,7 @@ def ui_command(port: int, no_browser: bool, lookup: Lookup) -> None:
         )
     except OSError as error:
         why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {explain(error)}"
-        raise ArgumentError(f"The port {port} {why}. Take another one: --port 0 finds one that is free.") from None
+        raise ArgumentError(f"The port {port} {why}. Choose another one: --port 0 finds a free one.") from None
     address = f"http://{_ADDRESS}:{server.effective_port}/{token}/"
     print_text(address)
     print_message("Serving the page of runs until Ctrl-C.")
