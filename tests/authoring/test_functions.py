@@ -385,7 +385,7 @@ def test_an_image_in_text() -> None:
     def tagged(tag: str = "1") -> specs.AppDef:
         return show("x", image=f"repo/app:{tag}")
 
-    with pytest.raises(AppDefError, match="The image has 'tag' inside of text"):
+    with pytest.raises(AppDefError, match="The image has 'tag' inside text"):
         component_from_function(tagged)
     spec, _ = load(compile_pipeline(lambda: component_from_function(tagged, tag="7")() and None))
     (executor,) = spec["deploymentSpec"]["executors"].values()

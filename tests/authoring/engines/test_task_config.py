@@ -137,4 +137,4 @@ def test_settings_of_a_later_version_do_not_reach_replicas(tmp_path: Any) -> Non
     kubernetes = {"deploymentSpec": {"executors": {label: {"initContainers": [{"name": "init"}]}}}}
     (tmp_path / "later.yaml").write_text(yaml.safe_dump_all([spec, {"platforms": {"kubernetes": kubernetes}}]))
     (finding,) = check_supported(load_pipeline(tmp_path / "later.yaml"))
-    assert "sets initContainers on the task of a distributed stage. KFP does not hand that on" in str(finding)
+    assert "sets initContainers on the task of a distributed stage. KFP does not pass these on" in str(finding)

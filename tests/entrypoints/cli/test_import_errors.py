@@ -159,7 +159,7 @@ def test_an_error_has_the_users_lines(mistake: str, call: Call, tmp_path: Path) 
         ),
         (
             "with dsl.If(go == 1) as block:\n        task_from_app(app())\n    task_from_app(app()).after(block)",
-            "give one inside of the block, not the block.",
+            "give one inside the block, not the block.",
         ),
         ("torchx_kfp.Stages('r').task(app())", "Name the options of Stages: Stages(tracker_base=tracker_base)."),
         ("torchx_kfp.hpo.search(app, {}, trial=3)", "The number of trials is trials=, with an s."),

@@ -265,7 +265,7 @@ def test_logs(case: Case, call: Call) -> None:
             assert done.stdout == f"{name} {attempts[name].attempt}\n"
         else:
             assert done.returncode == 2
-            assert re.search(r"not run|has not begun|skipped|taken from the cache", done.stderr)
+            assert re.search(r"not run|has not started|skipped|taken from the cache", done.stderr)
     if case.run != "running":
         assert call("logs", "latest", "--follow").returncode == 0, "and it does not wait"
 

@@ -79,5 +79,5 @@ def test_an_artifact_that_was_imported_has_a_type() -> None:
     ],
 )
 def test_a_patch_that_no_driver_makes_is_refused(patch: str) -> None:
-    with pytest.raises(ValueError, match="another form"):
+    with pytest.raises(ValueError, match="an unknown form"):
         PodSpec.parse(patch)

@@ -88,7 +88,7 @@ def test_stages_of_a_host_run_here_with_what_they_were_given(
     done = program("replay", run_id)
     assert (done.returncode, done.stdout) == (3, "begun\n"), done.stderr
     block = done.stderr.partition("replayed as")[0]
-    assert re.search(says(f"{run_id}/waits", "image app:1", "your own rights", "service account", "memory"), block), (
+    assert re.search(says(f"{run_id}/waits", "image app:1", "your permissions", "service account", "memory"), block), (
         block
     )
     assert re.search(says("the secret 'keys'", "set TOKEN", "'claim'", "/no/such/place"), block), block

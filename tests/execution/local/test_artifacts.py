@@ -189,5 +189,5 @@ def test_files_beside_an_artifact_are_lost_and_a_line_says_so(execute_failing):
 
     made, read = execute_failing(pipeline).stages
     assert made.state == "succeeded"
-    assert "Lost, locally as on KFP: data.csv, beside an artifact's path." in made.log_file.read_text()
+    assert "Lost, locally as on KFP: data.csv, next to an artifact's path." in made.log_file.read_text()
     assert read.state == "failed"

@@ -139,8 +139,8 @@ def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path)
     result = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")})
     assert result["app"].exit_code == 127
     assert result["app"].reason == (
-        "ended with exit code 127: this machine lacks the command 'no-such' that it calls. Install it, put its folder "
-        "into PATH, or run the stage in its image (--docker)"
+        "ended with exit code 127: this machine lacks the command 'no-such' that it calls. Install it, add its folder "
+        "to PATH, or run the stage in its image (--docker)"
     )
     assert "lacks a command that it calls" in result["words"].reason
 

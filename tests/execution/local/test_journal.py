@@ -171,7 +171,7 @@ def test_what_json_has_not(tmp_path):
             journal.write(StageFinished(StageResult("a", "a", State.SUCCEEDED, outputs={"x": object()})))
         journal.write(stage("b"))
     assert len(warnings) == 1
-    assert "TypeError: Object of type object is not JSON serializable. The run goes on" in warnings[0]
+    assert "TypeError: Object of type object is not JSON serializable. The run continues" in warnings[0]
     assert [end.name for end in read_run(tmp_path / "run-1").run.ends] == ["b"]
 
 
