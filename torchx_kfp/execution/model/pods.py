@@ -81,7 +81,7 @@ def _amounts(container: Container) -> Iterator[tuple[Kind, str]]:
         if parameters_in(most):
             yield (
                 Kind.MAY_FAIL,
-                f"requests {least} of {what}, and its limit is known only when the pipeline runs: Kubernetes refuses a "
+                f"requests {least} of {what}, and its limit is known only when the pipeline runs: Kubernetes rejects a "
                 f"limit below the request. Set no request, or the same channel (set_{what}_request)",
             )
             continue
