@@ -172,8 +172,8 @@ def _macros(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 Kind.CHANGED,
                 f"the argument {name!r}",
-                f"contains {macro[0]}. KFP 2.16 and newer replaces [[RunUUID]] and [[CurrentTime]] in arguments, and no "
-                "other macros. A task's argument works everywhere: dsl.PIPELINE_JOB_ID_PLACEHOLDER, "
+                f"contains {macro[0]}. KFP 2.16 and newer replaces [[RunUUID]] and [[CurrentTime]] in arguments, and "
+                "no other macros. A task's argument works everywhere: dsl.PIPELINE_JOB_ID_PLACEHOLDER, "
                 "dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
             )
 
