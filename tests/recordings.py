@@ -32,6 +32,8 @@ CASES: Mapping[str, str] = {
     "terminated": "echo waits; sleep 1000",
 }
 NAMES = [f"{engine}.{case}" for engine in ("job", "jobset", "trainjob") for case in CASES]
+#: What is seen of it differs each time: its failed pod may be gone before its log is read. `tests/kubernetes` runs it.
+NAMES.remove("trainjob.fails")
 #: What is set on the task.
 CONFIG = {
     "affinity": None,

@@ -110,10 +110,12 @@ def test_a_queue_holds_a_trainjob_back(namespace: Namespace, kubelet: Kubelet, t
     engine = TrainJob(queue="gpus")
     made = stage(namespace, kubelet, tmp_path, python("import time; time.sleep(1000)"), engine=engine)
     attempt = made.start()
+    attempt.says("2 of 2 replicas run")
     found = only(namespace)
     assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     path = namespace.path(COLLECTIONS["trainjob"], found["metadata"]["name"])
     namespace.api.patch(path, {"spec": {"suspend": True}})
     attempt.says("it is suspended: a queue has not admitted it yet")
     namespace.api.patch(path, {"spec": {"suspend": False}})
-    attempt.says("2 of 2 replicas run")
+    until(lambda: attempt.log.count("2 of 2 replicas run") == 2)
+    assert "failed first" not in attempt.log

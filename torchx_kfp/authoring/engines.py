@@ -338,6 +338,8 @@ class TrainJob(Engine):
     FIELDS: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "AppDef": {"roles": "rejected unless it is one: a TrainJob has one trainer"},
         "Role": {
+            "args": "mapped: up to 123 words, of the characters that YAML has",
+            "env": "mapped: text of the characters that YAML has",
             "port_map": "mapped: on one machine, stages with the same port take turns. A TrainJob has no ports",
             "max_retries": "mapped: another TrainJob",
             "retry_policy": "rejected if it is REPLICA and there are retries: the first replica that fails ends a "

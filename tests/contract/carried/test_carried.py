@@ -26,7 +26,7 @@ NEWER = re.compile(
 def test_what_commands_carry_is_made_of_the_modules() -> None:
     assert carry.digest() == SOURCES, "a module has changed: run `make goldens`"
     # A workflow of Argo takes 1 MiB.
-    for program, most in ((PUBLISHER, 4_050), (LAUNCHER, 11_400)):
+    for program, most in ((PUBLISHER, 4_050), (LAUNCHER, 11_500)):
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"

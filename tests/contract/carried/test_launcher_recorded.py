@@ -245,7 +245,7 @@ COURSES: Mapping[str, Course] = {
             Look(BOTH),
             Look([ended(0, 143, **LATER), ended(1, 143, **LATER)], spec={"suspend": True}),
             Look([Pod(0, **FIRST_AGAIN), Pod(1, **AGAIN)]),
-            Look([Pod(0, **FIRST_AGAIN), ended(1, 7, **AGAIN)]),
+            *[Look([Pod(0, **FIRST_AGAIN), ended(1, 7, **AGAIN)])] * 2,
         ],
         7,
         ["trainer/1 (pod pod-1-again, node node-1) failed first, with exit code 7"],

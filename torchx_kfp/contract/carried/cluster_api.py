@@ -206,7 +206,7 @@ class Replica:
             self.lost = True
             causes = [one for one in conditions if one["type"] == "DisruptionTarget"]
             self.end(1, {**causes[0], **status} if causes else status)
-        if self.follows and not self.reader and (self.runs or "terminated" in state):
+        if self.follows and not self.reader and (self.runs or end):
             self.reader = threading.Thread(target=self.read, daemon=True)
             self.reader.start()
 

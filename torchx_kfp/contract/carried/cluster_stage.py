@@ -83,8 +83,6 @@ class ClusterStage:
         #: The attempts whose object this one may delete.
         self.own = {self.attempt}
         self.replicas: dict[str, Replica] = {}
-        #: Those that a queue has ended to give their place to others: it suspends the object, and resumes it later.
-        self.preempted: set[str] = set()
         self.told: Any = ""
         self.began = time.monotonic()
         config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
@@ -275,15 +273,18 @@ class ClusterStage:
 
     def follow(self, found: Any, /) -> Any:
         """Follow the object to its end, and return it."""
+        failed: set[str] = set()
+        preempted: set[str] = set()
         while True:
             items = self.list_pods()
             suspended = bool((found.get("spec") or {}).get("suspend"))
             self.watch(items, suspended)
-            self.preempted |= {uid for uid, replica in self.replicas.items() if suspended and replica.deleted}
-            failed = {uid for uid, replica in self.replicas.items() if replica.code}
-            fails = "ends" in self.spec and not failed <= self.preempted
-            if state_of(self.spec, found) or fails:
+            if suspended:  # a queue gives their places to others, and resumes it later
+                preempted |= self.replicas.keys()
+            # Those that had failed before the object was found: then, it says if a queue has ended them.
+            if state_of(self.spec, found) or ("ends" in self.spec and failed - preempted):
                 return found
+            failed = {uid for uid, replica in self.replicas.items() if replica.code or replica.gone}
             # A list of 1,000 pods has several megabytes. After a minute, news can wait for 3 s: trainings take days.
             time.sleep(max(0.5 + len(items) / 100, min(3, (time.monotonic() - self.began) / 20)))
             found = self.find()
