@@ -50,7 +50,7 @@ def fan_in_of_nothing() -> int:
     return total(numbers=dsl.Collected(doubled.output)).output
 
 
-@case(refused="KFP's compiler has lost it")
+@case(refused="KFP's compiler lost it")
 def over_fields_in_text():
     with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "b", "n": 2}]) as item:
         write(text=f"{item.label} {item.n}")

@@ -150,7 +150,7 @@ def a_channel_in_text_of_a_condition(a: str = "x", b: str = "pre-x") -> None:
         box()
 
 
-@finds(Kind.CHANGED, "in which KFP's compiler has not escaped the backslash")
+@finds(Kind.CHANGED, "in which KFP's compiler did not escape the backslash")
 def a_backslash_in_a_condition(a: str = "C:\\temp") -> None:
     with dsl.If(a == "C:\\temp"):
         box()

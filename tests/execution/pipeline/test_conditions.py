@@ -132,7 +132,7 @@ REASONS = {
     f"{A} < true": "cannot be evaluated: 'x' and True have no order",
     f"int({A})": "cannot be evaluated: 'x' is not a number",
     "double('inf') > 1": "cannot be evaluated: 'inf' is not a number",
-    "3": "cannot be evaluated: 3 is not true or false",
+    "3": "cannot be evaluated: 3 is neither true nor false",
 }
 
 

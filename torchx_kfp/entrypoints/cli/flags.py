@@ -85,7 +85,7 @@ tracker_base_option: Decorator = click.option(
     "--tracker-base",
     "base",
     metavar="DIR|URL",
-    help="The base with the records; RUN is then any run with records there.  [default: the run's]",
+    help="The tracker base with the records; RUN is then any run with records there.  [default: the run's]",
 )
 
 parameter_option: Decorator = click.option(

@@ -257,7 +257,7 @@ class Host:
             )
         if len(found) > 1:
             raise UnknownRunError(
-                f"{name!r} means {len(found):,} runs on {self.connection.name}: "
+                f"{name!r} matches {len(found):,} runs on {self.connection.name}: "
                 f"{listed(_described(run) for run in found)}. Give the beginning of an id; the "
                 f"newest is {found[0].run_id}."
             )

@@ -295,7 +295,7 @@ def _below(paths: Iterable[str], folder: str) -> set[str]:
 
 
 def _variables_named(words: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that words name: whole, or by a beginning that ends with ``_``, as in ``f"APP_{name}"``."""
+    """Return the variables that words name: whole, or by a prefix that ends with ``_``, as in ``f"APP_{name}"``."""
     begins = tuple(word for word in words if word.endswith("_") and word.strip("_"))
     named = (name for name in environ if name in words or (begins and name.startswith(begins)))
     return {name: environ[name] for name in named if name not in _OF_SHELLS}

@@ -133,7 +133,7 @@ def of_condition(condition: str) -> Iterator[tuple[Kind, str]]:
     if "\\" in condition:
         yield (
             Kind.CHANGED,
-            f"has the condition {condition!r}, in which KFP's compiler has not escaped the backslash: the backend "
+            f"has the condition {condition!r}, in which KFP's compiler did not escape the backslash: the backend "
             "reads it and what follows as one character. Compare with a string that has none",
         )
     try:
@@ -141,7 +141,7 @@ def of_condition(condition: str) -> Iterator[tuple[Kind, str]]:
     except ValueError as error:
         if compares_types(condition):
             text = (
-                f"has the condition {condition!r}, which compares values of different types, so KFP has put one of "
+                f"has the condition {condition!r}, which compares values of different types, so KFP put one of "
                 "them in quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str with "
                 "a str"
             )

@@ -157,7 +157,7 @@ def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
         yield (
             Kind.CHANGED,
             f"sets {' and '.join(lost)} on the task of a distributed stage. They do not reach its replicas, only the "
-            "pod that starts them, because kfp 2.14 has compiled the pipeline. Compile it with kfp 2.15 or newer, for "
+            "pod that starts them, because kfp 2.14 compiled the pipeline. Compile it with kfp 2.15 or newer, for "
             "a backend of 2.15 or newer, or put them into the AppDef (resource, env, mounts, metadata['kubernetes'])",
         )
     if kept := list(_handed_on(component, False)):

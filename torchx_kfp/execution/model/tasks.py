@@ -48,7 +48,7 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
             problems.pop(name, None)
             yield (
                 Kind.FAILS,
-                f"takes {source.name!r}, which does not exist in the task's scope: KFP's compiler has lost it, as it "
+                f"takes {source.name!r}, which does not exist in the task's scope: KFP's compiler lost it, as it "
                 "does with loop items and their fields inside text, lists and dicts. Pass the loop item as a separate "
                 "argument, and build the text in the component",
             )

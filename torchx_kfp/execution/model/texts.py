@@ -64,7 +64,7 @@ def of_numbers(what: str, value: Any) -> Iterator[tuple[Kind, str]]:
         yield (
             Kind.CHANGED,
             f"has the integer {number:.0f} in {what}, and KFP passes numbers as doubles, which are exact up to "
-            "2**53: KFP's compiler may have rounded it already. Pass it as text",
+            "2**53: KFP's compiler may already have rounded it. Pass it as text",
         )
 
 

@@ -184,5 +184,5 @@ def _input(inputs: Mapping[str, Any], name: str) -> Any:
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is not true or false")
+        raise ValueError(f"{value!r} is neither true nor false")
     return value

@@ -77,7 +77,7 @@ def read_pipeline(spec: dict[str, Any], platform: dict[str, Any], text: str = ""
     Args:
         spec: the PipelineSpec.
         platform: the platform spec.
-        text: the text in which both are; if empty, it is written.
+        text: the text with both; if empty, it is generated.
 
     Raises:
         MalformedError: it does not have the structure of one.

@@ -133,7 +133,7 @@ def _copy(record: RunRecord, wanted: str, found: dict[str, DeclaredArtifact], fo
     if not found:
         raise no_artifact(record, wanted)
     if len(found) > 1:
-        raise ArgumentError(f"{wanted!r} means {len(found)} artifacts: {listed(found)}. Name one of them.")
+        raise ArgumentError(f"{wanted!r} matches {len(found)} artifacts: {listed(found)}. Name one of them.")
     [(name, artifact)] = found.items()
     try:
         path = copy_artifact(record, name, artifact, folder, overwrite=overwrite)
@@ -169,7 +169,7 @@ def _get(word: str, located: RunRecords, folder: str, *, overwrite: bool) -> Non
         )
     if len(matches) > 1:
         names = listed(f"{located.shown(run_id).partition('/')[2]}/{it.name}" for run_id, it in matches)
-        raise ArgumentError(f"{word!r} means {len(matches)} artifacts: {names}. Name one of them.")
+        raise ArgumentError(f"{word!r} matches {len(matches)} artifacts: {names}. Name one of them.")
     [(run_id, artifact)] = matches
     try:
         path = artifact.download(folder, overwrite=overwrite)
