@@ -164,7 +164,7 @@ class Journal:
                 self._warned = True
                 reason = explain(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                 self._warn(
-                    f"Some events of this run cannot be recorded in {self.folder}: {reason}. The run goes on, but it "
+                    f"Some events of this run cannot be recorded in {self.folder}: {reason}. The run continues, but "
                     "may look unfinished later."
                 )
 
