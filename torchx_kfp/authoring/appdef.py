@@ -73,7 +73,7 @@ _CONTAINERS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
 }
 _ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller"
 _ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
-_WHERE = "Give it to task_from_app, or torchx run: -cfg engine="
+_WHERE = "Pass it to the stage, or to torchx run with -cfg engine="
 
 
 def single_role(app: specs.AppDef) -> specs.Role:

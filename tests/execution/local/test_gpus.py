@@ -475,6 +475,14 @@ def test_the_index_and_the_uuid_of_a_gpu_are_one_gpu(smi):
     other.release()
 
 
+def test_replicas_in_a_container_share_no_gpu_if_some_have_uuids(smi):
+    smi(LISTED)
+    held = visible_gpus({**os.environ, "CUDA_VISIBLE_DEVICES": f"2,{B}"}).take({"t/0": 1, "t/1": 1})
+    shares = json.loads(held.environ({"t/0": 1, "t/1": 1}, {}, in_container=True)["TORCHX_KFP_REPLICA_GPUS"])
+    held.release()
+    assert shares == {"t/0": C, "t/1": B}
+
+
 @pytest.mark.parametrize(
     ("script", "lacks"),
     [

@@ -73,7 +73,8 @@ class HeldGpus:
         """
         names = self.names
         if in_container:
-            names = [str(index) if name.isdigit() else name for index, name in enumerate(names)]
+            numbered = all(name.isdigit() for name in names)
+            names = [str(index) if numbered else gpu.key for index, gpu in enumerate(self.gpus)]
         left = iter(names)
         shares = {replica: ",".join(itertools.islice(left, number)) for replica, number in asks.items()}
         of_replicas = {} if "" in shares else {REPLICA_GPUS: json.dumps(shares)}
