@@ -351,7 +351,7 @@ def _refuse_repository(root: str) -> None:
     for path in (here, *here.parents):
         if os.path.lexists(path / ".git"):
             raise WorkspaceError(
-                f"The workspace {shown(root)} is in the repository {shown(str(path))}, and git does not say which "
+                f"The workspace {shown(root)} is in the repository {shown(str(path))}, and git does not report which "
                 f"files it tracks: see `git -C {shlex.quote(root)} status`, or list what to leave out in {IGNORE_FILE}."
             )
 

@@ -129,7 +129,7 @@ FINDINGS = {
     "task 'inner-list'": ("fails", "contains 'lr', which arrives as {{$.inputs.parameters"),
     "task 'for-loop'": ("fails", "contains the channel 'name' as text"),
     "task 'collected-from-branches'": ("fails", "take different branches"),
-    "task 'collected-from-an-if'": ("may fail", "if an iteration has skipped the branch"),
+    "task 'collected-from-an-if'": ("may fail", "if an iteration skipped the branch"),
     "task 'for-loop/for-loop'": ("fails", 'loops over parseJson(string_value)["words"]'),
     "task 'concat'": ("fails", "dsl.ConcatPlaceholder"),
     "task 'with-args'": ("may fail", "is not given the input 'number'"),

@@ -129,7 +129,7 @@ class Answer:
         if not isinstance(content, dict):
             what = f"{printable(shorten(self.text.strip(), 120))!r}" if self.body.strip() else "nothing"
             raise self.unreachable(
-                f"{self.request} was answered by something other than KFP's API, with {what} in place of a JSON "
+                f"{self.request} was answered by something other than KFP's API, with {what} instead of a JSON "
                 "object. Check the host and its port."
             )
         return content

@@ -57,7 +57,7 @@ def collected(
     if in_loop and sources and task.condition is not None:
         yield (
             Kind.MAY_FAIL,
-            f"collects {name!r} from a dsl.If inside a loop, and KFP's driver fails if an iteration has skipped the "
+            f"collects {name!r} from a dsl.If inside a loop, and KFP's driver fails if an iteration skipped the "
             "branch. Collect from a stage that runs in each iteration",
         )
         return

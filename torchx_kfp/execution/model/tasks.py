@@ -216,7 +216,7 @@ def of_container(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, 
         yield (
             Kind.MAY_FAIL,
             f"may use {memory / 10**6:g} MB of memory, including that of KFP's launcher: a stage with 32 MB was killed "
-            f"before it began. Give it at least {_LAUNCHER // 10**6} MB",
+            f"before it started. Give it at least {_LAUNCHER // 10**6} MB",
         )
 
 

@@ -256,8 +256,8 @@ def _unset(place: ScopedTask) -> _Found:
         if unset and not is_conditional(text) and "$.outputs" not in text:
             yield (
                 Kind.MAY_FAIL,
-                f"is not given the input {unset[0]!r}, which its command contains: the driver of KFP from 2.17 on does "
-                "not find a value for it, even if it has a default. Pass the value",
+                f"is not given the input {unset[0]!r}, which its command contains: the driver of KFP 2.17 and newer "
+                "does not find a value for it, even if it has a default. Pass the value",
             )
 
 

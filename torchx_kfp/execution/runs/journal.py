@@ -114,7 +114,7 @@ class Journal:
             self.close()
             shutil.rmtree(folder, ignore_errors=True)  # the run is unreadable without these files
             raise ArgumentError(
-                f"The run cannot be recorded in {str(folder)!r}: {explain(error)}. Make room, or name another place "
+                f"The run cannot be recorded in {str(folder)!r}: {explain(error)}. Free space, or name another place "
                 "for it (output_dir, or --output-dir on the command line)."
             ) from None
         with self._recording():

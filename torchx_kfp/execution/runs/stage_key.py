@@ -76,7 +76,7 @@ def digest_of(content: Any) -> str:
 
 
 def kept_value(value: Any) -> Any:
-    """Return a value for comparison: a digest in place of a long one."""
+    """Return a value for comparison: a digest instead of a long one."""
     text = json.dumps(value, sort_keys=True, default=str)
     return value if len(text) <= _LONGEST else {"digest": digest_of(text)}
 
