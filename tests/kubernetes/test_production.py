@@ -99,12 +99,12 @@ def test_iterations_of_a_loop_have_their_own_objects(namespace: Namespace, kubel
 
 @pytest.mark.torch
 @pytest.mark.usefixtures("torchrun")
-def test_nodes_of_torchrun_meet_by_name(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    """A training of two nodes, as ``pipelines/ddp.py`` has it."""
+def test_nodes_of_torchrun_meet_by_name(engine: str, namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    """A training of two nodes, as ``pipelines/ddp.py`` has it; its command line wins over a runtime's variables."""
     kubelet.working_folder = REPOSITORY
     # The pods share the network of this machine: with the usual port, they would join a torchrun of another test.
     app = ddp.train(epochs=3, checkpoints=str(tmp_path / "checkpoints"), rdzv_port=29510)
-    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float, "accuracy": float})
+    stage = Stage(namespace, kubelet, tmp_path, app, engine=engine, results={"loss": float, "accuracy": float})
     attempt = stage.start()
     assert attempt.ended() == 0, attempt.log
     assert float(attempt.outputs["loss"]) < 2

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from torchx.specs import AppDef, BindMount, Resource
+from torchx.specs import AppDef, BindMount, Resource, Role
 
 from tests.contract.carried.behaviours import FAIL, TRAIN, python
 from tests.kubernetes.api import Object
@@ -23,6 +23,19 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("controllers")]
 PET = """
 import os
 print("PET", *(os.environ.get(f"PET_{name}") for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR")))
+"""
+
+#: Counts the processes of all nodes.
+GATHER = """
+import torch
+import torch.distributed as dist
+from torchx_kfp.tracking import current_run
+dist.init_process_group("gloo")
+ranks = torch.ones(1)
+dist.all_reduce(ranks)
+if dist.get_rank() == 0:
+    current_run().put(ranks=int(ranks))
+dist.destroy_process_group()
 """
 
 
@@ -50,6 +63,20 @@ def test_a_runtime_of_torch_sets_what_torchrun_reads(namespace: Namespace, kubel
     assert rank0
     for index in range(2):
         assert f"trainer/{index} | PET 2 {index} 2 {rank0[1]}-node-0-0.{rank0[1]}\n" in attempt.log
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("torchrun")
+def test_a_plain_script_has_the_nodes_of_its_runtime(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(GATHER)
+    # The pods share the network of this machine.
+    words = ["--master-port", "29511", "--nproc-per-node", "1", str(script)]
+    role = Role("trainer", image="any", entrypoint="torchrun", args=words, num_replicas=2)
+    made = stage(namespace, kubelet, tmp_path, AppDef("plain", [role]), results={"ranks": int})
+    attempt = made.start()
+    assert attempt.ended() == 0, attempt.log
+    assert attempt.outputs["ranks"] == "2"
 
 
 def test_what_a_trainjob_has_no_field_for_patches_its_runtime(
