@@ -133,7 +133,7 @@ def find_archives(store: Store) -> dict[str, File]:
 
 
 def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str] = ()) -> PackedWorkspace:
-    """Pack folders, without a request to the store.
+    """Pack folders; the store gets no request.
 
     Args:
         store: the store of the tracker base.

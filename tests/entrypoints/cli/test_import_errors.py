@@ -162,7 +162,7 @@ def test_an_error_has_the_users_lines(mistake: str, call: Call, tmp_path: Path) 
             "give one inside the block, not the block.",
         ),
         ("torchx_kfp.Stages('r').task(app())", "Name the options of Stages: Stages(tracker_base=tracker_base)."),
-        ("torchx_kfp.hpo.search(app, {}, trial=3)", "The number of trials is trials=, with an s."),
+        ("torchx_kfp.hpo.search(app, {}, trial=3)", "Pass the number of trials as trials=."),
         ("task_from_app(app()).set_env_variable('A', text)", "Role(env={'NAME': f'{channel}'})."),
     ],
 )

@@ -88,7 +88,7 @@ _HINTS = {
         "the tracker base, and read there what is recorded: torchx_kfp.tracking.open_tracker(tracker_base)."
     ),
     r"Stages\.__new__\(\) takes 1 positional": "Name the options of Stages: Stages(tracker_base=tracker_base).",
-    r"search\(\) got multiple values for argument 'trial'": "The number of trials is trials=, with an s.",
+    r"search\(\) got multiple values for argument 'trial'": "Pass the number of trials as trials=.",
     "list using dsl.Collected": "After a loop, read all: reads={'train': dsl.Collected(train.outputs['run_id'])}.",
 }
 #: The most calls in the user's files that are shown, the innermost last.

@@ -129,7 +129,7 @@ class Nodes:
 
 
 def manifest_of(answer: Mapping[str, Any]) -> str:
-    """Return the manifest in v1beta1's answer about a run, as JSON, or ""."""
+    """Return the manifest in v1beta1's JSON of a run, or ""."""
     return as_text(as_object(answer, "pipeline_runtime").get("workflow_manifest"))
 
 

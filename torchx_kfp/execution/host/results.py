@@ -41,13 +41,13 @@ def cached_run_ids(
     given: Mapping[str, Mapping[str, Any]],
     read: Callable[[Mapping[str, Collection[str]]], Parents],
 ) -> dict[str, str]:
-    """Return the run ids of cached stages, by the stages' names, if stages read them.
+    """Return the execution ids of the cached stages that other stages read, by name.
 
     Args:
         places: the tasks of the pipeline.
-        ends: how its stages have ended, by their names.
-        given: the inputs of the stages that have run, by their names.
-        read: returns what stages have recorded that they were given, for their run ids by tracker base.
+        ends: the results of its stages, by name.
+        given: the inputs of the stages that ran, by name.
+        read: returns the recorded parents of executions, whose ids it gets by tracker base.
     """
     reads = _Reads(places, ends)
     known = {name: end.execution_id for name, end in ends.items() if end.execution_id and name in reads.tracked}

@@ -262,7 +262,7 @@ class Scheduler:
         self._later(self._options.grace + _LEAVE, lambda: self._give_up(pod_name))
 
     def _give_up(self, pod_name: str) -> None:
-        """End an attempt whose thread continues: only a process keeps its GPUs."""
+        """End an attempt whose thread does not stop, and release its GPUs."""
         if running := self._running.get(pod_name):
             running.attempt.release_gpus()
             self._take(pod_name, running.attempt.plan.result())
