@@ -174,7 +174,7 @@ def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[st
     return {**environ, "PYTHONPATH": left}
 
 
-class Attempt(threading.Thread):
+class AttemptThread(threading.Thread):
     """An attempt to run a stage, in a thread. Other threads can end it.
 
     ``run`` goes through all steps: the folder and the inputs, the packages, the process, and what it has left.
@@ -210,7 +210,7 @@ class Attempt(threading.Thread):
         self.began = self.ended = time.monotonic()
         self.written: Mapping[str, Sequence[str]] = {}
 
-    def overlaps(self, other: Attempt) -> bool:
+    def overlaps(self, other: AttemptThread) -> bool:
         """Return whether it overlapped with another, finished attempt."""
         return self.began < other.ended
 

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local import gpus
-from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
+from torchx_kfp.execution.local.attempt import AttemptThread, RunContext, plan_attempt
 from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.dag_run import (
     DagRun,
@@ -84,7 +84,7 @@ class _Running:
     """A running attempt. If it was asked to end, ``ending`` is the state and the reason of its stage."""
 
     run: TaskRun
-    attempt: Attempt
+    attempt: AttemptThread
     ending: tuple[State, str] | None = None
 
 
@@ -486,7 +486,7 @@ class Scheduler:
         if run.started_at is None:
             run.started, run.started_at = time.monotonic(), time.time()
         pod_name = plan.pod_name
-        attempt = Attempt(
+        attempt = AttemptThread(
             plan,
             self._context.containers,
             self._lines,

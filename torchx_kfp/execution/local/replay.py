@@ -26,7 +26,7 @@ from torchx_kfp.contract.command import SETS_BASE, DecodedCommand, decode
 from torchx_kfp.contract.scripts import workspace_in, workspace_words
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
-from torchx_kfp.execution.local.attempt import Attempt, RunContext, plan_attempt
+from torchx_kfp.execution.local.attempt import AttemptThread, RunContext, plan_attempt
 from torchx_kfp.execution.local.dag_run import DagRun
 from torchx_kfp.execution.local.executors.executor import AttemptPlan
 from torchx_kfp.execution.local.executors.mounts import Mount
@@ -270,7 +270,7 @@ def _run(
     journal.write(StageStarted(plan.stage, plan.pod_name, 1, plan.task, plan.log_file))
     with awaitable_processes():
         # It runs in this thread, which gets the signals.
-        Attempt(plan, context.containers, lines, messages.append).run()
+        AttemptThread(plan, context.containers, lines, messages.append).run()
     seconds = time.monotonic() - started
     (ended,) = (message for message in messages if isinstance(message, StageResult))
     result = dataclasses.replace(ended, duration=seconds, attempts=1, started_at=began)
