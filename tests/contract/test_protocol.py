@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.protocol import Execution, StageContext, superseded
+from torchx_kfp.contract.protocol import PodAttempt, StageContext, superseded
 from torchx_kfp.errors import TrackerError
 
 #: Text that environment variables can contain.
@@ -111,7 +111,7 @@ def test_trackers_as_others_set_them() -> None:
     ],
 )
 def test_the_parts_of_an_execution(execution: str, parsed: tuple[str, str, int]) -> None:
-    assert Execution.parse(execution) == parsed
+    assert PodAttempt.parse(execution) == parsed
 
 
 #: As ``pipeline.walk`` makes them.
@@ -137,9 +137,9 @@ def test_the_attempt_that_recorded_last_is_left(run_ids: set[str], data: st.Data
     left = run_ids - gone
     assert superseded({run_id: times[run_id] for run_id in left}) == set(), "what is left are last attempts"
     for run_id in gone:
-        pod = Execution.parse(run_id).pod
+        pod = PodAttempt.parse(run_id).pod
         others = [key for key in left if key.rpartition("/")[0] == run_id.rpartition("/")[0]]
-        same = [key for key in others if Execution.parse(key).pod == pod]
+        same = [key for key in others if PodAttempt.parse(key).pod == pod]
         assert any(times[key] >= times[run_id] for key in same), "another name is another stage"
 
 

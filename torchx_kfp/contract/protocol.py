@@ -6,7 +6,7 @@ the environment that the script must produce, and with which an application can 
 the standard library.
 
 An execution id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the results below the tracker base. The
-last part is ``<pod>_<incarnation>_<attempt>`` (see ``Execution``): the pod's name, which does not contain ``_``; a
+last part is ``<pod>_<incarnation>_<attempt>`` (see ``PodAttempt``): the pod's name, which does not contain ``_``; a
 suffix that distinguishes pods of that name; and the number of the attempt, if the application was started again in the
 pod.
 """
@@ -94,8 +94,8 @@ RunIds = str | tuple[str, ...]
 _RUN_ID = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6})/[^/]+/[^/]+")
 
 
-class Execution(NamedTuple):
-    """The last part of an execution id.
+class PodAttempt(NamedTuple):
+    """An attempt in a pod: the last part of an execution id.
 
     ``pod`` is the pod's name. ``incarnation`` distinguishes pods of that name: on KFP, it is the first eight digits of
     the UID; in a local run, the number of the runner's attempt, from 1; empty if it is not known. ``attempt`` is the
@@ -107,7 +107,7 @@ class Execution(NamedTuple):
     attempt: int = 1
 
     @classmethod
-    def parse(cls, run_id: str) -> Execution:
+    def parse(cls, run_id: str) -> PodAttempt:
         """Parse an execution id, or its last part."""
         pod, _, rest = run_id.rpartition("/")[2].partition("_")
         incarnation, _, attempt = rest.partition("_")
@@ -124,7 +124,7 @@ def superseded(recorded: Mapping[str, float]) -> set[str]:
     """
     places: dict[str, list[str]] = {}
     for run_id in filter(_RUN_ID.fullmatch, recorded):
-        places.setdefault(f"{run_id.rpartition('/')[0]}/{Execution.parse(run_id).pod}", []).append(run_id)
+        places.setdefault(f"{run_id.rpartition('/')[0]}/{PodAttempt.parse(run_id).pod}", []).append(run_id)
     # S3 has whole seconds: of equal times, the longer name, or the larger number, is later.
     last = {max(found, key=lambda each: (recorded[each], len(each), each)) for found in places.values()}
     return {run_id for found in places.values() for run_id in found} - last

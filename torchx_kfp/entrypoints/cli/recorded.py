@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from torchx_kfp.common.text import listed, most_similar, printable
-from torchx_kfp.contract.protocol import Execution, superseded
+from torchx_kfp.contract.protocol import PodAttempt, superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
 from torchx_kfp.errors import (
     NotRecordedError,
@@ -108,10 +108,10 @@ class RunRecords:
             return frozenset()
         pods, last = set[str](), set[str]()
         for stage in self.run.run.by_name.values():
-            names = [Execution.parse(attempt.started.pod_name).pod for attempt in stage.attempts]
+            names = [PodAttempt.parse(attempt.started.pod_name).pod for attempt in stage.attempts]
             recorded = stage.last_end.execution_id if stage.last_end is not None else None
             pods |= {*names}
-            last |= {Execution.parse(recorded).pod} if recorded else {*names[-1:]}
+            last |= {PodAttempt.parse(recorded).pod} if recorded else {*names[-1:]}
         return frozenset(pods - last)
 
     def shown(self, run_id: str) -> str:
@@ -310,7 +310,7 @@ def _earlier(
     keys: Iterable[str], written: Mapping[str, float], last: Collection[str], pods: Collection[str]
 ) -> set[str]:
     followed = superseded({**written, **dict.fromkeys(last, math.inf)})
-    return {key for key in keys if key in followed or Execution.parse(key).pod in pods}
+    return {key for key in keys if key in followed or PodAttempt.parse(key).pod in pods}
 
 
 def _written(recorder: Recorder, keys: Iterable[str]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 from torchx_kfp.common.text import printable, shorten
 from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.inputs import RUN_ID
-from torchx_kfp.contract.protocol import Execution
+from torchx_kfp.contract.protocol import PodAttempt
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.host.connection import within
 from torchx_kfp.execution.pipeline.inputs import UNKNOWN, inputs_of_iteration, inputs_of_stage, resolve
@@ -175,7 +175,7 @@ def find_run_ids(
     for run in dict.fromkeys(name.partition("/")[0] for name in found):
         for run_id, modified in recorder.written(run).items():
             stage, _, execution = run_id.rpartition("/")
-            parsed = Execution.parse(execution)
+            parsed = PodAttempt.parse(execution)
             if (name := f"{stage}/{parsed.pod}") in found:
                 found[name] = max(found[name], ((modified, parsed.attempt), run_id))
     run_ids = {name: run_id for name, (_, run_id) in found.items()}

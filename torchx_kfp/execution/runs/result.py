@@ -23,7 +23,7 @@ from torchx_kfp.common.text import (
     shorten,
     shown,
 )
-from torchx_kfp.contract.protocol import EXIT_CODE, Execution
+from torchx_kfp.contract.protocol import EXIT_CODE, PodAttempt
 from torchx_kfp.contract.specification import LAST_LINES_FOLLOW
 from torchx_kfp.errors import StageFailedError, UnknownNameError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
@@ -109,7 +109,7 @@ class StageResult:
     @property
     def attempts_in_pod(self) -> int:
         """How often the last attempt started the application in its pod (``max_retries``), if the stage is tracked."""
-        return Execution.parse(self.execution_id or "").attempt
+        return PodAttempt.parse(self.execution_id or "").attempt
 
     @property
     def starts(self) -> int:

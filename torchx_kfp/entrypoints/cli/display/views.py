@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from torchx_kfp.common.text import clean
-from torchx_kfp.contract.protocol import Execution
+from torchx_kfp.contract.protocol import PodAttempt
 from torchx_kfp.entrypoints.cli.display.frame import OutputTails, frame
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, is_capable, is_utf8, json_text, wants_colors
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
@@ -67,7 +67,7 @@ class View(Watch):
             content |= {"attempts": event.result.starts, "pods": event.result.attempts}
         if isinstance(event, StageFinished) and not self._has_files and not event.result.cached_from:
             # KFP does not say the UID of a pod: the id of an execution without results is not known.
-            is_known = bool(Execution.parse(event.result.execution_id or "").incarnation)
+            is_known = bool(PodAttempt.parse(event.result.execution_id or "").incarnation)
             content["execution_id"] = event.result.execution_id if is_known or event.result.results else None
         self._stdout.write_lines([json_text(content)])
 
