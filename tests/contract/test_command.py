@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.authoring.kfp_engines import kubelet
-from torchx_kfp.contract.command import Outputs, decode, encode, launcher_words
+from torchx_kfp.contract.command import Outputs, decode_command, encode_command, launcher_words
 from torchx_kfp.contract.inputs import (
     RUN_ID,
     escape,
@@ -99,7 +99,7 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
     inputs["stage"] = stage_value("train", found, values)
     name, base = "0a1b2c3d", "{{$.inputs.parameters['base']}}"
     tracked = form != "untracked"
-    command = encode(
+    command = encode_command(
         name,
         [word for word, _ in whole],
         "".join(letter for _, letter in whole).rstrip("s"),
@@ -142,7 +142,7 @@ def filled(command: list[str], inputs: dict[str, Any]) -> list[str]:
 def test_a_command_says_what_it_was_made_from(stage: tuple[list[str], dict[str, Any]]) -> None:
     command, expected = stage
     inputs, specification = expected.pop("inputs"), expected.pop("specification")
-    facts = decode(filled(command, inputs))
+    facts = decode_command(filled(command, inputs))
     application = list(expected.pop("application"))
     if specification is not None:
         assert facts.specification is not None
@@ -153,7 +153,7 @@ def test_a_command_says_what_it_was_made_from(stage: tuple[list[str], dict[str, 
     assert {name: getattr(facts, name) for name in expected} == expected
     # The command as it was compiled says all that does not need an input.
     known = {name: expected[name] for name in ("is_own", "retries", "outputs")}
-    assert {name: getattr(decode(command), name) for name in known} == known
+    assert {name: getattr(decode_command(command), name) for name in known} == known
 
 
 @given(TEXT)
@@ -176,19 +176,19 @@ def test_the_kubelet_of_the_package_and_that_of_the_tests_agree(word: str) -> No
 
 def test_a_command_that_was_cut_is_a_foreign_one() -> None:
     """A host, or a pipeline of somebody else, may have one."""
-    tracked = encode("0123abcd", ["$(A)"], "b", tracker_base="base", values="stage", parents=['"reads"'])
-    for command in (tracked, encode("0123abcd", ["$(A)"], "b")):
+    tracked = encode_command("0123abcd", ["$(A)"], "b", tracker_base="base", values="stage", parents=['"reads"'])
+    for command in (tracked, encode_command("0123abcd", ["$(A)"], "b")):
         for length in range(len(command)):
-            assert decode(command[:length]).words == command[:length]
-    assert not decode(command[:4]).is_own
+            assert decode_command(command[:length]).words == command[:length]
+    assert not decode_command(command[:4]).is_own
 
 
 def test_a_later_version_is_a_foreign_command() -> None:
-    made = encode("0123abcd", ["$(A)"], "b")
-    assert decode(made).is_own
+    made = encode_command("0123abcd", ["$(A)"], "b")
+    assert decode_command(made).is_own
     command = tuple(word.replace("torchx-kfp-1-", "torchx-kfp-2-") for word in made)
-    assert not decode(command).is_own
-    assert decode(command).words == command
+    assert not decode_command(command).is_own
+    assert decode_command(command).words == command
 
 
 @pytest.mark.parametrize(

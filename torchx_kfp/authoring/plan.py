@@ -181,7 +181,7 @@ def _plan(
         description=description,
         image=image,
         tracker_base=options.tracker_base,
-        command=command.encode(
+        command=command.encode_command(
             _digest(renderer.parameters, outputs),
             words,
             mask,

@@ -102,7 +102,7 @@ class Outputs:
         return ("python3", "-c", program, plain_json(spec), EXECUTOR_INPUT, *paths)
 
 
-def encode(
+def encode_command(
     digest: str,
     words: Sequence[str],
     mask: str = "",
@@ -216,7 +216,7 @@ class DecodedCommand:
         return []
 
 
-def decode(command: Sequence[str]) -> DecodedCommand:
+def decode_command(command: Sequence[str]) -> DecodedCommand:
     """Decode the command of any stage, with or without placeholders. A malformed command counts as foreign."""
     if (found := find_script(command)) is not None:
         with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
@@ -229,7 +229,7 @@ def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
 
     They are renamed, because values depend on the positions of words.
     """
-    facts, words = decode(command), list(command)
+    facts, words = decode_command(command), list(command)
     start = len(words) - len(facts.application)
     for place, word in enumerate(words[:start]):
         name, equals, _ = word.partition("=")

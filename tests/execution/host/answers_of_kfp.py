@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.contract.command import encode
+from torchx_kfp.contract.command import encode_command
 from torchx_kfp.contract.inputs import parameter_placeholder
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "kfp"
@@ -116,7 +116,7 @@ def with_present_commands(run: dict[str, Any]) -> dict[str, Any]:
         if words[1].startswith("TORCHX_TRACKER_BASE="):
             name = words.index("-ec") + 2
             base, parents = words[1].partition("=")[2], [f'"{reads}"'] if reads in words else []
-            made = encode("00000000", words[name + 1 :], tracker_base=base, values=stage, parents=parents)
+            made = encode_command("00000000", words[name + 1 :], tracker_base=base, values=stage, parents=parents)
             container["command"] = [words[name] if stage not in words and word == stage else word for word in made]
     for component in (spec.get("root", {}), *spec.get("components", {}).values()):
         for task in component.get("dag", {}).get("tasks", {}).values():

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from torchx_kfp.common.text import printable, shorten
-from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.command import decode_command
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import PodAttempt
 from torchx_kfp.errors import TorchxKfpError
@@ -116,7 +116,7 @@ class _Reads:
         values = inputs_of_stage(place.task, place.component, self._inputs(place, indices_of(stage)))
         known = {name: value for name, value in values.items() if value is not UNKNOWN}
         words = place.component.container.words if place.component.container is not None else ()
-        reads = decode(resolve_command(words, PlaceholderValues(parameters=known))).reads
+        reads = decode_command(resolve_command(words, PlaceholderValues(parameters=known))).reads
         return {alias: [names] if isinstance(names, str) else list(names) for alias, names in reads.items()}
 
     def _inputs(self, place: ScopedTask, indices: tuple[int, ...]) -> Mapping[str, Any]:

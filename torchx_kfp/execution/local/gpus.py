@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.common.text import counted, shown
-from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.command import decode_command
 from torchx_kfp.contract.protocol import LOCAL_GPUS, LOCAL_RUN, REPLICA_GPUS
 from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.errors import explain
@@ -150,7 +150,7 @@ def asked(component: Component, words: Sequence[str], inputs: Mapping[str, Any])
         ValueError: a limit is not known yet, or is not a quantity.
     """
     own = read_limits(component.container.resources, inputs).gpus if component.container is not None else 0
-    roles = decode(words).replica_roles
+    roles = decode_command(words).replica_roles
     if not roles:
         return {"": own} if own else {}
     # Settings on the task of a distributed stage apply to each replica.

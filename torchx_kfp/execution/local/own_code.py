@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from torchx_kfp.contract.command import DecodedCommand, decode
+from torchx_kfp.contract.command import DecodedCommand, decode_command
 from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
@@ -255,9 +255,9 @@ def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, list[Sequence[str]]
     assert container is not None
     facts = PlaceholderValues(parameters=parameters_of(plan.inputs), unset=plan.placeholders.unset)
     # Paths of outputs differ in each run, and are not code.
-    found = decode([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, facts)])
+    found = decode_command([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, facts)])
     roles = [(role.command, role.env) for role in found.replica_roles]
-    programs: list[Sequence[str]] = [decode(words).application for words, _ in roles] or [found.application]
+    programs: list[Sequence[str]] = [decode_command(words).application for words, _ in roles] or [found.application]
     pairs = [*plan.variables.items(), *found.variables.items(), *(pair for _, env in roles for pair in env.items())]
     texts = [value for name, value in pairs if name not in (CODE_URL, TRACKER_BASE)]
     if plan.python is None:

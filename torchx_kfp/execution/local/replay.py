@@ -22,7 +22,7 @@ from typing import Any
 
 from torchx_kfp.common.text import duration, shown
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import SETS_BASE, DecodedCommand, decode
+from torchx_kfp.contract.command import SETS_BASE, DecodedCommand, decode_command
 from torchx_kfp.contract.scripts import workspace_in, workspace_words
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import ArgumentError, TrackerBaseError
@@ -336,7 +336,7 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
         container = dataclasses.replace(component.container, command=command, args=args)
         run.component = dataclasses.replace(component, container=container)
     plan = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
-    facts = decode(plan.words)
+    facts = decode_command(plan.words)
     if overrides.shell or (facts.stage and facts.tracker_base):
         # Its records replace KFP's outputs, which nobody reads.
         left = dataclasses.replace(run.component, outputs={}, artifact_outputs={})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Any, TypeAlias
 
-from torchx_kfp.contract.command import DecodedCommand, decode
+from torchx_kfp.contract.command import DecodedCommand, decode_command
 
 #: Begins the name of an input that KFP's compiler makes for a channel.
 CHANNEL = "pipelinechannel--"
@@ -218,7 +218,7 @@ class Component:
     @functools.cached_property
     def decoded(self) -> DecodedCommand:
         """The decoded command of its container, without the inputs."""
-        return decode(self.container.words if self.container is not None else ())
+        return decode_command(self.container.words if self.container is not None else ())
 
     def as_dag(self) -> Dag:
         """Return the component's DAG.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.contract.command import DecodedCommand, decode
+from torchx_kfp.contract.command import DecodedCommand, decode_command
 from torchx_kfp.contract.protocol import CODE_URL, POD_NAME, TRACKER_BASE, is_code_name
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.errors import ArgumentError
@@ -134,7 +134,7 @@ class ScopedTask:
     def decoded(self) -> DecodedCommand:
         """The decoded command of its container, with the known inputs filled in."""
         container = self.component.container
-        return decode(
+        return decode_command(
             resolve_command(container.words, PlaceholderValues(parameters=self.inputs)) if container is not None else ()
         )
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.contract.carried.workspace import content, members, unpack
-from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.command import decode_command
 from torchx_kfp.contract.inputs import parameter_placeholder
 from torchx_kfp.contract.protocol import CODE_URL, WORKSPACE_PARAMETER, code_name, is_code_name
 from torchx_kfp.contract.scripts import workspaces_in
@@ -134,7 +134,7 @@ class _Workspace:
             arguments: the values of the pipeline's parameters, which may be items of loops.
         """
         roles = [(role.command, role.env) for role in stage.decoded.replica_roles]
-        programs = [decode(words).application for words, _ in roles] or [stage.decoded.application]
+        programs = [decode_command(words).application for words, _ in roles] or [stage.decoded.application]
         variables = [*stage.variables, *(pair for _, env in roles for pair in env.items())]
         values = [value for name, value in variables if name != CODE_URL]
         return self._used.of(programs, [*values, *_items(stage, arguments or {})])

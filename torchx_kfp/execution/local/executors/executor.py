@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.command import decode_command
 from torchx_kfp.contract.inputs import SEPARATOR, is_stage_input
 from torchx_kfp.execution.local.executors.mounts import Mount, source_of
 from torchx_kfp.execution.local.gpus import HeldGpus
@@ -123,7 +123,7 @@ class AttemptPlan:
     @property
     def tracker_base(self) -> str | None:
         """The tracker base that the command of a tracked stage sets."""
-        return decode(self.words).tracker_base
+        return decode_command(self.words).tracker_base
 
     @property
     def made(self) -> str:
@@ -160,7 +160,7 @@ class AttemptPlan:
         """Return the parameters that the pipeline names: a tracked stage has one more, with its own name."""
         inputs = parameters_of(self.inputs)
         if self.tracker_base is not None:
-            name = decode(self.words).stage
+            name = decode_command(self.words).stage
             own = [key for key in inputs if is_stage_input(key) and str(inputs[key]).split(SEPARATOR)[0] == name]
             inputs.pop(max(own, key=len, default=""), None)
         return inputs

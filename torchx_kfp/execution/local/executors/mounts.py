@@ -11,7 +11,7 @@ from typing import Any
 
 from torchx_kfp.common.safe_files import is_below
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.command import decode_command
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in
 
@@ -82,7 +82,7 @@ def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str
         ValueError: the path of one is not absolute.
     """
     values = [
-        *decode(command).tracker_bases,
+        *decode_command(command).tracker_bases,
         *(
             value
             for key, value in inputs.items()

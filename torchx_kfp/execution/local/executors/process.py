@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import decode
+from torchx_kfp.contract.command import decode_command
 from torchx_kfp.execution.local.executors.executor import (
     INSTALL,
     NOT_FOUND,
@@ -66,7 +66,7 @@ class StageProcess(RunningStage):
         self._attached = attached
         # The program that starts an application again passes SIGTERM on, and no process is to get it twice: the others
         # are asked to end when the program has ended.
-        self._alone = decode(words).retries > 0
+        self._alone = decode_command(words).retries > 0
         self._lock = threading.RLock()  # a signal handler may take it once more
         self._stop_at: float | None = None
 
