@@ -15,7 +15,7 @@ from tests.facts import says
 from torchx_kfp.execution.pipeline.artifacts import ArtifactList
 from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.execution.runs import events
-from torchx_kfp.execution.runs.events import VERSION, decode, encode
+from torchx_kfp.execution.runs.events import VERSION, decode_event, encode_event
 from torchx_kfp.local import (
     Artifact,
     Event,
@@ -85,9 +85,9 @@ EVENTS = st.one_of(map(values_of, get_args(Event)))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(EVENTS)
 def test_every_event_comes_back_from_one_line(event):
-    line = json.dumps(encode(event))
+    line = json.dumps(encode_event(event))
     assert "\n" not in line
-    decoded = decode(json.loads(line))
+    decoded = decode_event(json.loads(line))
     assert type(decoded) is type(event)
     assert repr(decoded) == repr(event)  # NaN is not equal to itself
 
@@ -107,7 +107,7 @@ def test_the_form():
         ),
         time=1.5,
     )
-    assert encode(event) == {
+    assert encode_event(event) == {
         "event": "stage_finished",
         "time": 1.5,
         "name": "train[2]",
@@ -142,7 +142,7 @@ def test_the_form():
         "files": [],
         "may_fail": False,
     }
-    assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {
+    assert encode_event(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {
         "event": "run_started",
         "time": 1.5,
         "pipeline": "p",
@@ -158,9 +158,9 @@ def test_the_form():
 
 
 def test_what_a_later_version_adds_is_passed_over():
-    assert decode({"event": "stage_paused", "time": 1.0}) is None
-    content = {**encode(StageWaiting("a", "b", time=1.0)), "priority": 7}
-    assert decode(content) == StageWaiting("a", "b", time=1.0)
+    assert decode_event({"event": "stage_paused", "time": 1.0}) is None
+    content = {**encode_event(StageWaiting("a", "b", time=1.0)), "priority": 7}
+    assert decode_event(content) == StageWaiting("a", "b", time=1.0)
 
 
 @pytest.mark.parametrize(
@@ -171,15 +171,15 @@ def test_what_a_later_version_adds_is_passed_over():
         (1, says("event of a run", "TypeError", "'int'")),
         ({"event": ["x"]}, says("event of a run", "TypeError", "'list'")),
         ({"event": "stage_waiting"}, says("event of a run", "StageWaiting", "'name'", "'task'")),
-        ({**encode(StageFinished(result())), "state": "lost"}, says("'lost'", "State")),
-        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, says("event of a run", "'artifacts' is 1")),
-        ({**encode(StageFinished(result())), "duration": math.nan}, says("event of a run", "'duration' is nan")),
-        ({**encode(StageFinished(result())), "attempts": True}, says("event of a run", "'attempts' is True")),
+        ({**encode_event(StageFinished(result())), "state": "lost"}, says("'lost'", "State")),
+        ({**encode_event(StageFinished(result())), "artifacts": {"a": 1}}, says("event of a run", "'artifacts' is 1")),
+        ({**encode_event(StageFinished(result())), "duration": math.nan}, says("event of a run", "'duration' is nan")),
+        ({**encode_event(StageFinished(result())), "attempts": True}, says("event of a run", "'attempts' is True")),
     ],
 )
 def test_what_is_no_event(content, message):
     with pytest.raises(ValueError, match=message):
-        decode(content)
+        decode_event(content)
 
 
 def test_the_names_in_the_form_stay() -> None:

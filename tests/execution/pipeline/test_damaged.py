@@ -21,7 +21,7 @@ from torchx_kfp.execution.model.workflow import describe, measure
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import outline
-from torchx_kfp.execution.runs.events import encode
+from torchx_kfp.execution.runs.events import encode_event
 from torchx_kfp.execution.runs.state import RunState
 
 #: The number of damaged pipelines: more of them find more errors.
@@ -69,7 +69,7 @@ def whole(answer: dict[str, Any]) -> None:
         return
     state = RunState()
     for step in Snapshot.of(answer, pipeline).new:
-        encode(step.event)
+        encode_event(step.event)
         state.on_event(step.event)
 
 

@@ -18,7 +18,7 @@ from torchx_kfp.execution.runs.events import (
     StageFinished,
     StageStarted,
     StageWaiting,
-    encode,
+    encode_event,
 )
 from torchx_kfp.local import RunResult, StageResult, State, Watch, run
 from torchx_kfp.tracking import Run, current_run
@@ -42,7 +42,7 @@ def write_events(folder: Path, events: Iterable[Event]) -> None:
 def append_events(folder: Path, events: Iterable[Event]) -> None:
     with (folder / "events.jsonl").open("a") as file:
         for event in events:
-            file.write(json.dumps(encode(event)) + "\n")
+            file.write(json.dumps(encode_event(event)) + "\n")
 
 
 def report(folder: Path, page: Path | None = None) -> Path:

@@ -10,7 +10,7 @@ from tests.execution.local.components import shell
 from tests.execution.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from tests.watching import Heard
 from torchx_kfp.execution.pipeline.walk import outline
-from torchx_kfp.execution.runs.events import LoopStarted, PipelineRetried, RunStarted, StageFinished, encode
+from torchx_kfp.execution.runs.events import LoopStarted, PipelineRetried, RunStarted, StageFinished, encode_event
 from torchx_kfp.execution.runs.events import StageStarted as Started
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.result import StageResult
@@ -95,8 +95,8 @@ def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
 
 def test_a_log_whose_folder_no_disk_can_have_is_none(tmp_path: Path) -> None:
     lines = [
-        encode(RunStarted("pipeline", "run-1", tmp_path, time=10.0)),
-        encode(Started("tr\ud800", "tr\ud800_1", 1, log_file=tmp_path / "tr\ud800_1" / "log.txt", time=11.0)),
+        encode_event(RunStarted("pipeline", "run-1", tmp_path, time=10.0)),
+        encode_event(Started("tr\ud800", "tr\ud800_1", 1, log_file=tmp_path / "tr\ud800_1" / "log.txt", time=11.0)),
     ]
     (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     [started] = read_run(tmp_path).run.attempts_at("tr\ud800")

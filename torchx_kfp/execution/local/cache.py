@@ -185,7 +185,7 @@ class Cache:
         """
         try:
             entry = json.loads(read_bytes(str(self._path(key.digest)), limit=LONGEST_LINE))
-            event = events.decode(entry["stage"])
+            event = events.decode_event(entry["stage"])
             if not isinstance(event, StageFinished) or entry["files"] != _stamps(stamp[0] for stamp in entry["files"]):
                 return None
             found = dataclasses.replace(event.result, cached_from=str(entry["run_id"]))
@@ -238,7 +238,7 @@ class Cache:
                     return
             if result.judged().state is State.SUCCEEDED:
                 stamps = _stamps(path for path in _paths(result) if os.path.exists(path))
-                stage = events.encode(StageFinished(result))
+                stage = events.encode_event(StageFinished(result))
                 self._write(self._path(key.digest), {"run_id": self._run_id, "files": stamps, "stage": stage})
 
     def remove(self, key: StageKey | None) -> None:

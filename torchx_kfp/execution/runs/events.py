@@ -1,6 +1,6 @@
 """The events of a run, and their form as JSON objects, one on each line.
 
-``torchx-kfp run --json`` prints this form and a run's folder keeps it (see ``journal``). ``encode`` and ``decode`` are
+``torchx-kfp run --json`` prints this form and a run's folder keeps it (see ``journal``). ``encode_event`` and ``decode_event`` are
 inverses of each other. Readers must ignore fields and events that they do not know.
 """
 
@@ -201,7 +201,7 @@ _parts: Callable[[Any], tuple[Any, tuple[Any, ...]]] = functools.cache(lambda hi
 _T = TypeVar("_T")
 
 
-def encode(event: Event) -> dict[str, Any]:
+def encode_event(event: Event) -> dict[str, Any]:
     """Return the event as a JSON object: ``{"event": "stage_started", "time": ..., "name": "train[2]", ...}``."""
     name = next(name for name, kind in NAMES.items() if type(event) is kind)
     content = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
@@ -214,8 +214,8 @@ def encode(event: Event) -> dict[str, Any]:
     return {"event": name, "time": when, **{key: _encode(key, value) for key, value in content.items()}}
 
 
-def decode(content: Mapping[str, Any]) -> Event | None:
-    """Return the event that ``encode`` made this object from; None if this version does not know it.
+def decode_event(content: Mapping[str, Any]) -> Event | None:
+    """Return the event that ``encode_event`` made this object from; None if this version does not know it.
 
     Raises:
         ValueError: the object is not an event.

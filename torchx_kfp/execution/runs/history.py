@@ -18,7 +18,7 @@ from torchx_kfp.common.text import counted, did_you_mean, did_you_mean_path, lis
 from torchx_kfp.errors import ArgumentError, UnknownRunError, explain
 from torchx_kfp.execution.pipeline.load import load_file, verify_depth
 from torchx_kfp.execution.pipeline.walk import LATEST, matching_names
-from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode, read_fields
+from torchx_kfp.execution.runs.events import Event, RunStarted, StageFinished, StageStarted, decode_event, read_fields
 from torchx_kfp.execution.runs.journal import (
     EVENTS_FILE,
     LOG_FILE,
@@ -120,7 +120,7 @@ class EventReader:
             try:
                 content = json.loads(line)
                 verify_depth(content, _DEEPEST)
-                events += filter(None, [decode(content)])
+                events += filter(None, [decode_event(content)])
             except (ValueError, RecursionError) as error:
                 self._bad += 1
                 if len(self._suspects) < _DESCRIBED:

@@ -28,7 +28,7 @@ from typing import Any
 from torchx_kfp.common.safe_files import open_regular, read_bytes, write_file
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.runs.events import Event, encode
+from torchx_kfp.execution.runs.events import Event, encode_event
 
 #: The version of ``run.json``. It increases by one with each change that readers of the old form would misread.
 VERSION = 1
@@ -125,7 +125,7 @@ class Journal:
         if self._events is None:
             return
         with self._recording():
-            line = json.dumps(encode(event)).encode() + b"\n"
+            line = json.dumps(encode_event(event)).encode() + b"\n"
             size = os.fstat(self._events).st_size
             written = 0
             try:

@@ -19,7 +19,14 @@ from torchx_kfp.entrypoints.cli.display.frame import OutputTails, frame
 from torchx_kfp.entrypoints.cli.display.printing import for_stderr, is_capable, is_utf8, json_text, wants_colors
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.execution.runs.events import Event, PipelineRetried, RunFinished, RunStarted, StageFinished, encode
+from torchx_kfp.execution.runs.events import (
+    Event,
+    PipelineRetried,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    encode_event,
+)
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.watch import Terminal, Watch, messages
 
@@ -56,7 +63,7 @@ class View(Watch):
         self.run.on_event(event)
         if self._stdout is None:
             return
-        content = encode(event)
+        content = encode_event(event)
         if isinstance(event, RunStarted):
             self._has_files = event.folder is not None
         if "log_file" in content and not self._has_files:
