@@ -31,8 +31,8 @@ CONTEXTS = st.builds(StageContext, tracker_base=RUN_IDS, run_id=RUN_IDS, parents
 
 @hypothesis.given(CONTEXTS)
 def test_encode_and_decode_are_a_pair(context: StageContext) -> None:
-    environ = protocol.encode(context)
-    decoded = protocol.decode(environ)
+    environ = protocol.encode_context(context)
+    decoded = protocol.decode_context(environ)
     assert decoded == context
     assert list(decoded.parents) == list(context.parents), "in order"
     assert list(decoded.trackers) == list(context.trackers), "in order"
@@ -76,7 +76,7 @@ def test_malformed_parents(text: str, message: str) -> None:
 
 def test_a_parent_that_torchx_alone_gave() -> None:
     environ = {"TORCHX_TRACKER_BASE": "/x", "TORCHX_JOB_ID": "a", "TORCHX_PARENT_RUN_ID": "b"}
-    assert protocol.decode(environ).parents == {"parent": "b"}
+    assert protocol.decode_context(environ).parents == {"parent": "b"}
 
 
 def test_torchx_knows_these_names() -> None:

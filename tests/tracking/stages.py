@@ -22,7 +22,7 @@ def environ(
     base: object, run_id: str = "p1/train/e1", parents: Parents | None = None, trackers: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the variables that a compiled stage gives to its application."""
-    return protocol.encode(protocol.StageContext(str(base), run_id, parents or {}, trackers or {}))
+    return protocol.encode_context(protocol.StageContext(str(base), run_id, parents or {}, trackers or {}))
 
 
 def stage(base: object, run_id: str = "p1/train/e1", parents: Parents | None = None, patience: float = 60.0) -> Run:

@@ -449,7 +449,7 @@ def test_a_trainjob_of_kubeflows_sdk_records_under_the_run_of_its_stage(tmp_path
     pytest.importorskip("kubeflow.trainer", reason="the group `dev` has Kubeflow's SDK")
     (tmp_path / "stage.py").write_text(TRAINS)
     base, run_id = tmp_path / "results", "p1/train/e1"
-    environ = protocol.encode(protocol.StageContext(str(base), run_id))
+    environ = protocol.encode_context(protocol.StageContext(str(base), run_id))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     words = [sys.executable, str(tmp_path / "stage.py"), path, ":".join(filter(None, sys.path))]
     done = subprocess.run(words, env={**os.environ, **environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)

@@ -1,9 +1,9 @@
 """The stage protocol, version 1: the variables that give a stage its execution id and the execution ids of its parents.
 
 This module has the names of these environment variables, and the only encoder and decoder of their values. Applications
-decode them. In a stage, a shell script sets them, because some values are known only at run time. ``encode`` returns
-the environment that the script must produce, and with which an application can be started by hand. The module uses only
-the standard library.
+decode them. In a stage, a shell script sets them, because some values are known only at run time. ``encode_context``
+returns the environment that the script must produce, and with which an application can be started by hand. The module
+uses only the standard library.
 
 An execution id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the results below the tracker base. The
 last part is ``<pod>_<incarnation>_<attempt>`` (see ``PodAttempt``): the pod's name, which does not contain ``_``; a
@@ -227,7 +227,7 @@ def first_run_id(parents: Mapping[str, RunIds]) -> str | None:
     return None
 
 
-def encode(context: StageContext) -> dict[str, str]:
+def encode_context(context: StageContext) -> dict[str, str]:
     """Return the environment variables that give a stage this context."""
     environ = {
         TRACKER_BASE: context.tracker_base,
@@ -244,7 +244,7 @@ def encode(context: StageContext) -> dict[str, str]:
     return environ
 
 
-def decode(environ: Mapping[str, str]) -> StageContext:
+def decode_context(environ: Mapping[str, str]) -> StageContext:
     """Return the context that the environment variables of a stage describe.
 
     Raises:

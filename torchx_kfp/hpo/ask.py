@@ -94,7 +94,7 @@ def main(text: str) -> None:
     definition = given["definition"]
     run = current_run()
     recorder = Recorder(os.environ[protocol.TRACKER_BASE], patience=PATIENCE)
-    reads = protocol.decode(os.environ).parents
+    reads = protocol.decode_context(os.environ).parents
     stated = {"name": given["name"], "round": 1, "definition": definition, "trials": [], "asked": [], "state": None}
     reasons: list[str] = []
     ended: protocol.RunIds = ()

@@ -401,7 +401,7 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         TrackerError: a variable of the stage protocol is malformed.
         TrackerError: the tracker base cannot be used or written, or the tracker for MLflow cannot be loaded.
     """
-    context = protocol.decode(environ)
+    context = protocol.decode_context(environ)
     try:
         key_text(context.run_id)
     except RefusedError as error:
@@ -414,7 +414,7 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
 
         mlflow = create(context.trackers[_MLFLOW])
     record_start_once(tracker.store, context, environ)
-    environ = protocol.encode(context)
+    environ = protocol.encode_context(context)
     return Run(context.run_id, tracker, context.parents, mlflow=mlflow, is_main_process=is_main, environ=environ)
 
 

@@ -33,7 +33,7 @@ def test_a_run_inside_of_a_stage_keeps_the_outer_mark(tmp_path):
 
 
 def test_trackers_of_a_stage_around_a_run_are_its_own(tmp_path):
-    around = protocol.encode(protocol.StageContext("/x", "a/b/c", trackers={"mlflow": "http://x"}))
+    around = protocol.encode_context(protocol.StageContext("/x", "a/b/c", trackers={"mlflow": "http://x"}))
     found = stage_environment(tmp_path, "run", {**around, "TORCHX_TRACKER_OTHER_CONFIG": "kept"})
     assert {name for name in found if name.startswith("TORCHX_TRACKER")} == {"TORCHX_TRACKER_OTHER_CONFIG"}
 

@@ -300,7 +300,7 @@ def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> 
     run_id = ""
     if facts.stage and facts.tracker_base:
         run_id = f"{context.run_id}/{facts.stage}/{plan.pod_name}"
-        environ = protocol.encode(protocol.StageContext(facts.tracker_base, run_id, facts.reads))
+        environ = protocol.encode_context(protocol.StageContext(facts.tracker_base, run_id, facts.reads))
     environ |= facts.variables if facts.application else {}
     application = list(facts.application or plan.words)
     if plan.python is not None and plan.container is None:

@@ -1,7 +1,7 @@
 """The events of a run, and their form as JSON objects, one on each line.
 
-``torchx-kfp run --json`` prints this form and a run's folder keeps it (see ``journal``). ``encode_event`` and ``decode_event`` are
-inverses of each other. Readers must ignore fields and events that they do not know.
+``torchx-kfp run --json`` prints this form and a run's folder keeps it (see ``journal``). ``encode_event`` and
+``decode_event`` are inverses of each other. Readers must ignore fields and events that they do not know.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ _tracker = functools.cache(MlflowTracker)
 def _declared_sources(run_id: str) -> list[str]:
     """Return the declared sources of the run of this process; none for another run."""
     with contextlib.suppress(NotInStageError):
-        context = protocol.decode(os.environ)
+        context = protocol.decode_context(os.environ)
         if context.run_id == run_id:
             return [source.run_id for source in declared_sources(context.parents)]
     return []

@@ -98,7 +98,7 @@ def create(config: str | None = None) -> StageTracker:
     base = config or os.environ.get(protocol.TRACKER_BASE, "")
     backend = StageTracker(base)
     with contextlib.suppress(NotInStageError):
-        context = protocol.decode(os.environ)
+        context = protocol.decode_context(os.environ)
         if context.tracker_base == base:
             record_start_once(backend.store, context, os.environ)
     return backend
