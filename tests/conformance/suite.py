@@ -35,7 +35,7 @@ from torchx_kfp.execution.model.versions import NEWEST, Checked, Version, of_ver
 from torchx_kfp.execution.pipeline.load import load_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import defaults_of
-from torchx_kfp.execution.pipeline.walk import walk
+from torchx_kfp.execution.pipeline.walk import walk_tasks
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.host import HostRun, connect, submit
@@ -197,7 +197,7 @@ class Suite:
         if self.version >= NEWEST:
             return []
         arguments = {**defaults_of(pipeline), **case.arguments}
-        places = list(walk(pipeline, arguments=arguments))
+        places = list(walk_tasks(pipeline, arguments=arguments))
         return list(of_version(Checked(pipeline, arguments, places), self.version))
 
     def prove(self, case: Case) -> Verdict:

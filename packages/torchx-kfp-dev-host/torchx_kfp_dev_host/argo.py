@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torchx_kfp.contract.protocol import POD_NAME, POD_UID
 from torchx_kfp.execution.pipeline.spec import Pipeline, Task
-from torchx_kfp.execution.pipeline.walk import PodNames, ScopedTask, StageNames, indices_of, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import PodNames, ScopedTask, StageNames, indices_of, walk_tasks, without_indices
 from torchx_kfp.execution.runs.events import Event, PipelineRetried, StageStarted
 
 #: Argo's limit of the length of a pod's name, and the part that its hash may take.
@@ -84,7 +84,7 @@ class ArgoPods(PodNames):
     def __init__(self, pipeline: Pipeline, names: Naming) -> None:
         super().__init__()
         self._names = names
-        self._places = {place.name: place for place in walk(pipeline)}
+        self._places = {place.name: place for place in walk_tasks(pipeline)}
         #: How often nested pipelines were tried again, by their names.
         self._tries: Counter[str] = Counter()
         #: The first attempts at stages, by the names of their nodes.

@@ -13,7 +13,7 @@ from pathlib import Path
 from torchx_kfp import local
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.local import runner
-from torchx_kfp.execution.pipeline.walk import walk, without_indices
+from torchx_kfp.execution.pipeline.walk import walk_tasks, without_indices
 from torchx_kfp.execution.runs.history import is_run, read_run
 from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp_dev_host.argo import ArgoPods, Naming
@@ -32,7 +32,7 @@ class _Watch(local.Watch):
 
 def _done(folder: Path, pipeline: local.Pipeline) -> dict[str, local.StageResult]:
     """Return how the stages ended that a retry of the run does not run again."""
-    anew = {place.name for place in walk(pipeline) if place.task.ignores_failures}
+    anew = {place.name for place in walk_tasks(pipeline) if place.task.ignores_failures}
     ends = read_run(folder).run.ends
     return {end.name: end for end in ends if end.state.is_success and without_indices(end.name) not in anew}
 

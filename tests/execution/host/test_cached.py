@@ -17,7 +17,7 @@ from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.host.results import cached_run_ids
-from torchx_kfp.execution.pipeline.walk import indices_of, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import indices_of, walk_tasks, without_indices
 from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp.execution.runs.record import cached_by_kfp
 from torchx_kfp.execution.runs.watch import messages
@@ -183,7 +183,7 @@ def long(tracker_base: str):
 
 def test_the_time_for_a_loop_of_cached_stages_grows_with_its_length() -> None:
     """Each poll of a run looks for run ids."""
-    places = list(walk(load_pipeline(long), arguments={"tracker_base": "/results"}))
+    places = list(walk_tasks(load_pipeline(long), arguments={"tracker_base": "/results"}))
     [reads] = [place.task.inputs for place in places if place.name == "best"]
 
     def seconds(length: int) -> float:
@@ -209,7 +209,7 @@ def test_the_time_for_a_loop_of_cached_stages_grows_with_its_length() -> None:
     ],
 )
 def test_run_ids_that_may_be_of_another_execution_are_not_taken(scores: list[str], expected: dict[str, str]) -> None:
-    places = list(walk(load_pipeline(long), arguments={"tracker_base": "/results"}))
+    places = list(walk_tasks(load_pipeline(long), arguments={"tracker_base": "/results"}))
     [reads] = [place.task.inputs for place in places if place.name == "best"]
     ends = {f"score[{number}]": StageResult("", "score", State.CACHED) for number in range(2)}
     assert cached_run_ids(places, ends, {"best": dict.fromkeys(reads, scores)}, lambda by_base: {}) == expected

@@ -21,7 +21,7 @@ from torchx_kfp.execution.host.states import Period, Progress, read_progress
 from torchx_kfp.execution.pipeline.load import pipeline_from_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import ScopedTask, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, walk_tasks, without_indices
 from torchx_kfp.execution.runs.events import (
     CANCELED_ON_KFP,
     KFP_GRACE,
@@ -74,7 +74,7 @@ class RunPipeline:
             arguments = given_arguments(run)
             with contextlib.suppress(TorchxKfpError):  # they are not those of this pipeline
                 arguments = complete_arguments(pipeline, arguments)
-            places = list(walk(pipeline, arguments=arguments))
+            places = list(walk_tasks(pipeline, arguments=arguments))
             tracked = {place.name: place for place in places if place.is_tracked}
         except (TorchxKfpError, ValueError) as error:
             raise PipelineFileError(f"The pipeline of this run cannot be read: {error}") from None

@@ -25,7 +25,7 @@ from torchx_kfp.execution.host.outcomes import (
 )
 from torchx_kfp.execution.host.states import Progress
 from torchx_kfp.execution.pipeline.spec import Component, Dag, Pipeline, Task, is_volume_task
-from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, StageNames, walk_tasks, without_indices
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.events import (
     Event,
@@ -436,7 +436,7 @@ class StageReader:
         return next((time for time in times if time is not None), self._progress.started_at)
 
     def _stages_in(self, component: Component, names: StageNames) -> Iterable[ScopedTask]:
-        return (place for place in walk(self._pipeline, component, names) if place.is_stage)
+        return (place for place in walk_tasks(self._pipeline, component, names) if place.is_stage)
 
     def _finish(self, result: StageResult, scope: DagNode, time: float) -> TaskOutcome:
         return _outcome(result, self._report(result.name, StageFinished(result, time=time), scope, _LAST, Phase.ENDED))

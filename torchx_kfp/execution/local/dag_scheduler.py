@@ -48,7 +48,7 @@ from torchx_kfp.execution.pipeline.walk import (
     ScopedTask,
     StageNames,
     indices_of,
-    walk,
+    walk_tasks,
     without_indices,
 )
 from torchx_kfp.execution.runs import reasons
@@ -639,7 +639,7 @@ class Scheduler:
         return next((stage.name for stage in self._inside(run)), run.name)
 
     def _inside(self, run: TaskRun) -> Iterator[ScopedTask]:
-        tasks = walk(self._pipeline, run.component, run.dag.names.inside(run.task))
+        tasks = walk_tasks(self._pipeline, run.component, run.dag.names.inside(run.task))
         return (task for task in tasks if task.is_stage)
 
 

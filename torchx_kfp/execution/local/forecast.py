@@ -17,7 +17,7 @@ from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.execution.pipeline.inputs import UNKNOWN, inputs_of_iteration, loop_items
 from torchx_kfp.execution.pipeline.spec import FromInput, FromTask, Pipeline, is_volume_task
-from torchx_kfp.execution.pipeline.walk import StageNames, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import StageNames, walk_tasks, without_indices
 from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -174,7 +174,7 @@ class _Forecaster:
     def _pass_over(self, run: TaskRun, state: State, what: str, stage: str = "") -> None:
         """End a task that does not run, and all stages in it."""
         run.state = state
-        tasks = walk(self._pipeline, run.component, run.dag.names.inside(run.task)) if run.component.dag else ()
+        tasks = walk_tasks(self._pipeline, run.component, run.dag.names.inside(run.task)) if run.component.dag else ()
         names = [task.name for task in tasks if task.is_stage] if run.component.dag is not None else [run.name]
         self.found += (StageForecast(name, what) for name in names)
         if stage:

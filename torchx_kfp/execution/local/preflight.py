@@ -33,7 +33,7 @@ from torchx_kfp.execution.pipeline.python_components import (
 )
 from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.values import FROM_KFP, TYPE_NAMES, defaults_of
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk_tasks
 from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
 
 _ON_KFP = "Run the pipeline on KFP"
@@ -54,7 +54,7 @@ def check_pipeline(
     """
     with pipeline_errors(f"The pipeline {pipeline.name!r}"):
         found = list(backend.of_run(pipeline, arguments, version))
-        for scoped in walk(pipeline):
+        for scoped in walk_tasks(pipeline):
             problems = _task_problems(scoped, in_containers)
             found += [Finding(Kind.NOT_LOCAL, f"task {scoped.path!r}", text) for text in problems]
     return merge(found)
@@ -100,7 +100,7 @@ def find_not_applied(
             for stage in known_stages(pipeline, arguments):
                 kinds.add(described(stage.variables, environ, in_container=given.in_containers))
             kinds.discard("")
-        for scoped in walk(pipeline, arguments=arguments):
+        for scoped in walk_tasks(pipeline, arguments=arguments):
             kinds.update(stage_not_applied(scoped, given, mounts, gpus))
         return tuple(sorted(kinds))
 

@@ -41,7 +41,14 @@ from torchx_kfp.execution.model.findings import Finding, refuse
 from torchx_kfp.execution.pipeline.artifacts import is_artifact, parameters_of
 from torchx_kfp.execution.pipeline.load import PipelineLike, load_pipeline, pipeline_errors
 from torchx_kfp.execution.pipeline.python_components import PROJECT
-from torchx_kfp.execution.pipeline.walk import PodNames, check_run_name, known_stages, make_run_name, outline, walk
+from torchx_kfp.execution.pipeline.walk import (
+    PodNames,
+    check_run_name,
+    known_stages,
+    make_run_name,
+    outline,
+    walk_tasks,
+)
 from torchx_kfp.execution.runs import OUTPUT_DIR
 from torchx_kfp.execution.runs.events import Event, RunFinished, RunStarted
 from torchx_kfp.execution.runs.journal import CommandLine, Journal, make_folder
@@ -233,7 +240,7 @@ def _given_keys(
 ) -> GivenKeys:
     """Return the keys of secrets and config maps that a run has."""
     given = GivenKeys(secrets or {}, config_maps or {}, _named_variables(env), options.docker)
-    places = walk(prepared.pipeline, arguments=prepared.values)
+    places = walk_tasks(prepared.pipeline, arguments=prepared.values)
     with pipeline_errors(f"The pipeline {prepared.pipeline.name!r}"):
         verify_given(((place.component, place.scope_inputs) for place in places), given)
     return given

@@ -20,7 +20,7 @@ from torchx_kfp.execution.model.texts import REJECTED_CHARACTER, arrives, as_tex
 from torchx_kfp.execution.model.versions import NEWEST, Checked, Version, of_version
 from torchx_kfp.execution.pipeline.placeholders import parameter_of
 from torchx_kfp.execution.pipeline.spec import FromInput, Pipeline
-from torchx_kfp.execution.pipeline.walk import ScopedTask, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, walk_tasks
 
 
 def of_run(pipeline: Pipeline, arguments: Mapping[str, Any], version: Version = NEWEST) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def of_run(pipeline: Pipeline, arguments: Mapping[str, Any], version: Version = 
         version: the version of KFP.
     """
     yield from _of_pipeline(pipeline)
-    places = list(walk(pipeline, arguments=arguments))
+    places = list(walk_tasks(pipeline, arguments=arguments))
     for place in places:
         yield from _of_task(pipeline, place)
     yield from of_version(Checked(pipeline, arguments, places), version)
@@ -73,7 +73,7 @@ def _of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about arguments of a run that are numbers of replicas, for stages that surely run."""
-    for place in walk(pipeline):
+    for place in walk_tasks(pipeline):
         if place.inside is not None or place.task.condition or place.looped:
             continue
         for role in place.component.decoded.replica_roles:

@@ -167,7 +167,7 @@ class ScopedTask:
         return [*self.env, *((name, value) for name, value in of_command if name != TRACKER_BASE)]
 
 
-def walk(
+def walk_tasks(
     pipeline: Pipeline,
     scope: Component | None = None,
     names: StageNames | None = None,
@@ -182,10 +182,10 @@ def walk(
         names: the names of the stages in that scope.
         arguments: the values of all parameters, if the known inputs of tasks are asked for.
     """
-    return _walk(pipeline, scope or pipeline.root, names or StageNames(), arguments, None)
+    return _walk_tasks(pipeline, scope or pipeline.root, names or StageNames(), arguments, None)
 
 
-def _walk(
+def _walk_tasks(
     pipeline: Pipeline,
     scope: Component,
     names: StageNames,
@@ -199,12 +199,12 @@ def _walk(
         place = ScopedTask(path, names.of(task.name), task, component, scope, arguments, inside, looped)
         yield place
         if component.dag is not None:
-            yield from _walk(pipeline, component, names.inside(task), arguments, place)
+            yield from _walk_tasks(pipeline, component, names.inside(task), arguments, place)
 
 
 def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[ScopedTask]:
     """Yield every task that runs a container; ``arguments`` has the values of all parameters."""
-    return (place for place in walk(pipeline, arguments=arguments) if place.component.container is not None)
+    return (place for place in walk_tasks(pipeline, arguments=arguments) if place.component.container is not None)
 
 
 def known_bases(stages: Iterable[ScopedTask]) -> dict[str, list[ScopedTask]]:
@@ -305,7 +305,7 @@ class PodNames:
 
 def outline(pipeline: Pipeline) -> dict[str, bool]:
     """Return the names of all stages, in an order in which they could run, and whether each is in a loop."""
-    return {place.name: place.looped for place in walk(pipeline) if place.is_stage}
+    return {place.name: place.looped for place in walk_tasks(pipeline) if place.is_stage}
 
 
 def is_meant(stage: str, word: str) -> bool:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from torchx_kfp.common.text import duration, shorten
 from torchx_kfp.execution.pipeline.spec import CHANNEL, Task
-from torchx_kfp.execution.pipeline.walk import walk
+from torchx_kfp.execution.pipeline.walk import walk_tasks
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State, state_of_all
@@ -98,7 +98,7 @@ def draw_graph(record: RunRecord) -> Box | None:
         return None
     root = Box("", kind="")
     boxes: dict[str, Box] = {}
-    for there in walk(record.spec):
+    for there in walk_tasks(record.spec):
         box = boxes[there.path] = Box(there.task.name, [*there.task.depends_on])
         if there.is_stage:
             box.title, box.path = there.task.name, there.name

@@ -23,7 +23,7 @@ from torchx_kfp.execution.pipeline.load import pipeline_errors, pipeline_from_te
 from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import FromTask, Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
-from torchx_kfp.execution.pipeline.walk import ScopedTask, is_meant, known_bases, known_stages, outline, walk
+from torchx_kfp.execution.pipeline.walk import ScopedTask, is_meant, known_bases, known_stages, outline, walk_tasks
 from torchx_kfp.execution.runs.stage_code import keys_of, name_code
 from torchx_kfp.execution.runs.stage_key import StageKey
 from torchx_kfp.tracking.recorder import (
@@ -172,7 +172,7 @@ def without_cache(pipeline: Pipeline, stages: Collection[str] | None = None) -> 
     """
     spec, platform = pipeline.copy_documents()
     components = {**spec["components"], "root": spec["root"]}
-    for place in walk(pipeline):
+    for place in walk_tasks(pipeline):
         if stages is None or place.name in stages:
             components[place.scope.name]["dag"]["tasks"][place.task.name]["cachingOptions"] = {"enableCache": False}
     return read_pipeline(spec, platform)

@@ -23,7 +23,7 @@ from torchx_kfp.common.text import listed, printable, shorten, shown
 from torchx_kfp.errors import PipelineFileError, TrackerBaseError
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
-from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages, walk_tasks, without_indices
 from torchx_kfp.execution.runs.events import Event
 from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.state import RunState, Session, StageState
@@ -73,7 +73,7 @@ class RunRecord:
     @cached_property
     def places(self) -> Mapping[str, ScopedTask]:
         """The known stages of the pipeline, by their names without indices."""
-        return {place.name: place for place in walk(self.spec) if place.is_stage} if self.spec is not None else {}
+        return {place.name: place for place in walk_tasks(self.spec) if place.is_stage} if self.spec is not None else {}
 
     @cached_property
     def stages(self) -> list[StageState]:

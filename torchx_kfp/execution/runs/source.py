@@ -12,7 +12,7 @@ from typing import Any
 from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline, is_volume_task
-from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, task_name, walk, without_indices
+from torchx_kfp.execution.pipeline.walk import ScopedTask, is_execution, task_name, walk_tasks, without_indices
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.result import RunResult, StageResult, open_log
 from torchx_kfp.execution.runs.vocabulary import State
@@ -245,7 +245,7 @@ def place_of(pipeline: Pipeline, stage: str, arguments: Mapping[str, Any]) -> Sc
     Raises:
         ArgumentError: KFP performs this task itself.
     """
-    places = walk(pipeline, arguments=arguments)
+    places = walk_tasks(pipeline, arguments=arguments)
     place = next((place for place in places if place.is_stage and place.name == without_indices(stage)), None)
     if place is None:
         raise ArgumentError(f"The pipeline {pipeline.name!r} has no stage {stage!r}.")
