@@ -142,15 +142,15 @@ def filled(command: list[str], inputs: dict[str, Any]) -> list[str]:
 def test_a_command_says_what_it_was_made_from(stage: tuple[list[str], dict[str, Any]]) -> None:
     command, expected = stage
     inputs, specification = expected.pop("inputs"), expected.pop("specification")
-    facts = decode_command(filled(command, inputs))
+    decoded = decode_command(filled(command, inputs))
     application = list(expected.pop("application"))
     if specification is not None:
-        assert facts.specification is not None
-        assert facts.specification.to_json() == json.loads(plain_json(specification.to_json()))
+        assert decoded.specification is not None
+        assert decoded.specification.to_json() == json.loads(plain_json(specification.to_json()))
         assert "{{$}}" in application
-        application[application.index("{{$}}")] = facts.application[4]
-    assert list(facts.application) == application
-    assert {name: getattr(facts, name) for name in expected} == expected
+        application[application.index("{{$}}")] = decoded.application[4]
+    assert list(decoded.application) == application
+    assert {name: getattr(decoded, name) for name in expected} == expected
     # The command as it was compiled says all that does not need an input.
     known = {name: expected[name] for name in ("is_own", "retries", "outputs")}
     assert {name: getattr(decode_command(command), name) for name in known} == known

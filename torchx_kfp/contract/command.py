@@ -229,13 +229,13 @@ def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
 
     They are renamed, because values depend on the positions of words.
     """
-    facts, words = decode_command(command), list(command)
-    start = len(words) - len(facts.application)
+    decoded, words = decode_command(command), list(command)
+    start = len(words) - len(decoded.application)
     for place, word in enumerate(words[:start]):
         name, equals, _ = word.partition("=")
         if equals and names.fullmatch(name):
             words[place] = f"{ASIDE}{word}"
-    if facts.specification is not None:
+    if decoded.specification is not None:
         # The variables of roles, as pairs of a name and a text.
         of_role = re.compile(rf'\["({names.pattern})",', names.flags)
         words[start + 3] = of_role.sub(rf'["{ASIDE}\1",', words[start + 3])
@@ -243,46 +243,46 @@ def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
 
 
 def _decode_own(words: list[str], parts: str, at: int) -> DecodedCommand:
-    facts: dict[str, Any] = {"is_own": True}
+    decoded: dict[str, Any] = {"is_own": True}
     values: list[str] = []
     at += FINDS_RUN in parts
     if MAKES_RUN_ID in parts:
         words[at + 1], *values = words[at + 1].split(SEPARATOR)
-        facts["stage"] = words[at + 1]
+        decoded["stage"] = words[at + 1]
         at += 2
     at += COPIES_RUN_ID in parts
     if HAS_PARENTS in parts:
         end = words.index("", at)
         aliases, values = values[: end - at], values[end - at :]
-        facts["reads"] = parents_in(aliases, words[at:end])
+        decoded["reads"] = parents_in(aliases, words[at:end])
         at = end + 1
     if HAS_MASK in parts:
         _fill(words, at + 1, words[at], values)
         at += 1
-    return DecodedCommand(tuple(words), **{**facts, **_application(words, at)})
+    return DecodedCommand(tuple(words), **{**decoded, **_application(words, at)})
 
 
 def _application(words: Sequence[str], at: int) -> dict[str, Any]:
     """Decode the words from ``at`` on."""
-    facts: dict[str, Any] = {}
+    decoded: dict[str, Any] = {}
     if words[at:] and os.path.basename(words[at]) == "env":
-        facts["variables"] = _assignments(words[at + 1 :])
-        at += 1 + len(facts["variables"])
+        decoded["variables"] = _assignments(words[at + 1 :])
+        at += 1 + len(decoded["variables"])
     if (outputs := _outputs(words[at:])) is not None:
-        facts["outputs"] = outputs
+        decoded["outputs"] = outputs
         at += len(outputs.words(""))
     if (workspace := workspace_in(words[at:])) is not None:
-        facts["workspace"] = workspace
+        decoded["workspace"] = workspace
         at += 4
     if retries := retries_in(words[at:]):
-        facts["retries"] = retries
+        decoded["retries"] = retries
         at += 4
     application = tuple(words[at:])
     if application[:2] == ("python3", "-c") and len(application) > 4 and application[3].startswith("{"):
         # The argument of another program may look similar.
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            facts["specification"] = LauncherSpec.from_json(json.loads(application[3]))
-    return {**facts, "application": application}
+            decoded["specification"] = LauncherSpec.from_json(json.loads(application[3]))
+    return {**decoded, "application": application}
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:

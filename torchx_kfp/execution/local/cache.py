@@ -329,11 +329,11 @@ def _stamp_if_there(path: str) -> Stamp | None:
 
 
 def _uses_workspace(plan: AttemptPlan) -> bool:
-    container, facts = plan.component.container, plan.placeholders
+    container, values = plan.component.container, plan.placeholders
     assert container is not None
-    paths = [item.path for value in facts.input_artifacts.values() for item in artifacts_in(value)]
+    paths = [item.path for value in values.input_artifacts.values() for item in artifacts_in(value)]
     texts = (*container.words, *map(str, parameters_of(plan.inputs).values()), *paths)
-    return any(path in text for path in (WORKSPACE, facts.workspace) for text in texts)
+    return any(path in text for path in (WORKSPACE, values.workspace) for text in texts)
 
 
 def _paths(result: StageResult) -> list[str]:

@@ -148,8 +148,10 @@ def task_inputs(run: TaskRun, constants: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: an input has no value.
     """
-    facts = {**constants, **run.constants(constants["pipeline_job_name"])}
-    resolved = resolve(run.task, run.component, run.dag.inputs, lambda source: _output(source, run, constants), facts)
+    placeholders = {**constants, **run.constants(constants["pipeline_job_name"])}
+    resolved = resolve(
+        run.task, run.component, run.dag.inputs, lambda source: _output(source, run, constants), placeholders
+    )
     for name, why in resolved.problems.items():
         raise ValueError(
             f"has no {'artifact' if name in run.task.artifacts else 'value'} for its input {name!r}: {why}"

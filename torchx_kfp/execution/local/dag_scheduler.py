@@ -460,8 +460,8 @@ class Scheduler:
                 elif found is None:
                     self._start(run, plan)
                 else:
-                    facts: dict[str, Any] = {"duration": 0.0, "attempts": 0, "started_at": time.time()}
-                    named = dataclasses.replace(found, name=run.name, task=run.task.name, state=State.CACHED, **facts)
+                    timing: dict[str, Any] = {"duration": 0.0, "attempts": 0, "started_at": time.time()}
+                    named = dataclasses.replace(found, name=run.name, task=run.task.name, state=State.CACHED, **timing)
                     self._end(run, named)
 
     def _start_with_gpus(self) -> bool:

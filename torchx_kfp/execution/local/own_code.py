@@ -253,9 +253,9 @@ def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, list[Sequence[str]]
     """Return a stage's command, its programs, and all other texts that may name files."""
     container = plan.component.container
     assert container is not None
-    facts = PlaceholderValues(parameters=parameters_of(plan.inputs), unset=plan.placeholders.unset)
+    values = PlaceholderValues(parameters=parameters_of(plan.inputs), unset=plan.placeholders.unset)
     # Paths of outputs differ in each run, and are not code.
-    found = decode_command([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, facts)])
+    found = decode_command([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, values)])
     roles = [(role.command, role.env) for role in found.replica_roles]
     programs: list[Sequence[str]] = [decode_command(words).application for words, _ in roles] or [found.application]
     pairs = [*plan.variables.items(), *found.variables.items(), *(pair for _, env in roles for pair in env.items())]

@@ -288,7 +288,7 @@ def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> 
     """
     _refuse_workspace(invocation)
     try:
-        plan, facts = _attempt(invocation, context, overrides)
+        plan, decoded = _attempt(invocation, context, overrides)
     except ArgumentError:
         raise
     except ValueError as error:
@@ -298,15 +298,15 @@ def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> 
         raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
     environ: dict[str, str] = {}
     run_id = ""
-    if facts.stage and facts.tracker_base:
-        run_id = f"{context.run_id}/{facts.stage}/{plan.pod_name}"
-        environ = protocol.encode_context(protocol.StageContext(facts.tracker_base, run_id, facts.reads))
-    environ |= facts.variables if facts.application else {}
-    application = list(facts.application or plan.words)
+    if decoded.stage and decoded.tracker_base:
+        run_id = f"{context.run_id}/{decoded.stage}/{plan.pod_name}"
+        environ = protocol.encode_context(protocol.StageContext(decoded.tracker_base, run_id, decoded.reads))
+    environ |= decoded.variables if decoded.application else {}
+    application = list(decoded.application or plan.words)
     if plan.python is not None and plan.container is None:
         application = plan.process_command
     application, url = _without_workspace(application, overrides.code)
-    url = url if url is not None else facts.workspace
+    url = url if url is not None else decoded.workspace
     before = [*_IN_FOLDER, overrides.code] if overrides.code else workspace_words(url) if url else []
     program, programs = application, dict(plan.programs)
     if overrides.shell:
@@ -321,7 +321,7 @@ def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> 
         replaces=[*before, *program],
         recorded_as=run_id,
     )
-    return planned, tuple(_differences(invocation, plan, facts, context, overrides))
+    return planned, tuple(_differences(invocation, plan, decoded, context, overrides))
 
 
 def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) -> tuple[AttemptPlan, DecodedCommand]:
@@ -336,12 +336,12 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
         container = dataclasses.replace(component.container, command=command, args=args)
         run.component = dataclasses.replace(component, container=container)
     plan = plan_attempt(run, context, PodNames().make(invocation.stage, 1))
-    facts = decode_command(plan.words)
-    if overrides.shell or (facts.stage and facts.tracker_base):
+    decoded = decode_command(plan.words)
+    if overrides.shell or (decoded.stage and decoded.tracker_base):
         # Its records replace KFP's outputs, which nobody reads.
         left = dataclasses.replace(run.component, outputs={}, artifact_outputs={})
         plan = dataclasses.replace(plan, component=left)
-    return plan, facts
+    return plan, decoded
 
 
 def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str | None]:
@@ -356,7 +356,7 @@ def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str 
 
 
 def _differences(
-    invocation: Invocation, plan: AttemptPlan, facts: DecodedCommand, context: RunContext, overrides: Overrides
+    invocation: Invocation, plan: AttemptPlan, decoded: DecodedCommand, context: RunContext, overrides: Overrides
 ) -> Iterator[str]:
     """Describe each difference from the original in a message."""
     component = invocation.component
@@ -366,9 +366,9 @@ def _differences(
         yield f"It runs in the image {plan.image}, not as a local process"
     if not in_container and not was_process:
         yield f"It runs as a local process, not in the image {plan.image} (--docker)"
-    brings_code = plan.python is not None or any(map(protocol.is_workspace, facts.words))
+    brings_code = plan.python is not None or any(map(protocol.is_workspace, decoded.words))
     if overrides.code:
-        place = "the run" if facts.workspace else "the run's directory" if was_process else "its image"
+        place = "the run" if decoded.workspace else "the run's directory" if was_process else "its image"
         yield f"The code is from {overrides.code}, not from {place}"
     elif not (brings_code or in_container or was_process):
         yield f"The code is that of {plan.directory}, not that in the image (--workspace)"
@@ -377,7 +377,7 @@ def _differences(
     if in_container or not was_process:
         scoped = dataclasses.replace(invocation.place, component=component)
         lacks = stage_not_applied(scoped, context.given, context.options.mounts, context.gpus)
-    set_there = [*(component.container.env if component.container else ()), *facts.variables.items()]
+    set_there = [*(component.container.env if component.container else ()), *decoded.variables.items()]
     ignored = [*lacks, described(set_there, os.environ, in_container=in_container)]
     if time_limit(component.platform):
         ignored.append("its time limit")
@@ -389,7 +389,7 @@ def _differences(
         yield f"Not applied locally: {', '.join(filter(None, ignored))}"
     if invocation.service_account:
         yield f"It has your permissions, not those of the service account {invocation.service_account}"
-    if facts.retries or invocation.place.task.retry is not None:
+    if decoded.retries or invocation.place.task.retry is not None:
         yield "It is not retried"
     if overrides.shell:
         yield f"A shell runs instead of the application, which sh ${COMMAND_FILE} runs"

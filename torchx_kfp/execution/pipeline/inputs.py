@@ -91,7 +91,7 @@ def resolve(
     component: Component,
     scope: Mapping[str, Any],
     output: Callable[[FromTask | FinalStatus], Any],
-    facts: Mapping[str, str] | None = None,
+    placeholders: Mapping[str, str] | None = None,
 ) -> TaskInputs:
     """Return the inputs that KFP's driver passes to a task.
 
@@ -101,7 +101,7 @@ def resolve(
         scope: the inputs of the pipeline, branch or iteration that it is in.
         output: returns the output, or the status, of another task; a ``NoOutput`` if that has failed; or it raises
             ValueError.
-        facts: the texts of placeholders that a constant may consist of, by what follows ``{{$.``. None if unknown.
+        placeholders: the texts of those that a constant may consist of, by what follows ``{{$.``. None if unknown.
     """
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}
@@ -112,7 +112,7 @@ def resolve(
     for name, source in {**task.inputs, **task.artifacts}.items():
         declared = component.inputs.get(name)
         try:
-            value = _value(source, scope, output, facts, is_artifact_input=name in task.artifacts)
+            value = _value(source, scope, output, placeholders, is_artifact_input=name in task.artifacts)
             if value is not UNKNOWN:
                 value = value if name in task.artifacts else _checked(value, source, declared)
             values[name] = value
@@ -229,13 +229,13 @@ def _value(
     source: Origin,
     scope: Mapping[str, Any],
     output: Callable[[FromTask | FinalStatus], Any],
-    facts: Mapping[str, str] | None,
+    placeholders: Mapping[str, str] | None,
     *,
     is_artifact_input: bool,
 ) -> Any:
     """Return the value that a task names, with its type unchecked."""
     if isinstance(source, Constant):
-        return _constant(source.value, facts)
+        return _constant(source.value, placeholders)
     if isinstance(source, FromInput):
         if source.name not in scope and is_artifact_input:
             raise ValueError(
@@ -258,14 +258,14 @@ def _value(
     return select_field(value, selector) if selector and value is not UNKNOWN else value
 
 
-def _constant(value: Any, facts: Mapping[str, str] | None) -> Any:
-    """Return a constant, with KFP's workspace filled in as KFP's driver does, or one fact about the run."""
+def _constant(value: Any, placeholders: Mapping[str, str] | None) -> Any:
+    """Return a constant, with KFP's workspace filled in as KFP's driver does, or the text of one placeholder."""
     found = list(placeholders_in(value)) if isinstance(value, str) else []
     for placeholder in found:
-        if placeholder.body == _WORKSPACE and facts is not None:
-            return value.replace(placeholder.text, facts[_WORKSPACE])
-        if placeholder.text == value and facts is not None:
-            return facts.get(placeholder.body or "", value)
+        if placeholder.body == _WORKSPACE and placeholders is not None:
+            return value.replace(placeholder.text, placeholders[_WORKSPACE])
+        if placeholder.text == value and placeholders is not None:
+            return placeholders.get(placeholder.body or "", value)
     return value
 
 
