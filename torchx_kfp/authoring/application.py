@@ -80,8 +80,8 @@ class Application:
     task_config: Sequence[str] = ()
 
     @property
-    def is_launcher(self) -> bool:
-        """Whether it is the launcher of a stage with an engine."""
+    def has_task_config(self) -> bool:
+        """Whether settings of the task also apply to its own pod, as in each stage with an engine."""
         return bool(self.task_config)
 
 

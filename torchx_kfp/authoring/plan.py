@@ -152,7 +152,7 @@ def _plan(
     tracked = options.tracker_base is not None
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
     # Only kfp 2.15 and newer have this parameter, but names are the same with older versions.
-    taken = [RUN_ID, *([TASK_CONFIG] if application.is_launcher else [])]
+    taken = [RUN_ID, *([TASK_CONFIG] if application.has_task_config else [])]
     published = None
     if options.publishing:
         # The program that publishes results also records the exit code of a stage that may fail.
@@ -204,7 +204,7 @@ def _needs_python(application: Application, published: Outputs | None) -> str:
     """Return the message for an image without python3; empty if the stage does not need it."""
     if "PATH" in application.env:
         return ""  # the script does not know the application's PATH
-    if application.is_launcher:
+    if application.has_task_config:
         return OF_LAUNCHER
     if published is None:
         return ""

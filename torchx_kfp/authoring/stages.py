@@ -285,7 +285,7 @@ class Stages(SharedOptions):
             stage = replace(stage, tracker_base=base, reads=sources)
             parameters = [*parameters, *sources.values(), base]
         plan = plan_stage(app, stage, parameters=parameters, description=description)
-        of_engine = [TASK_CONFIG] if plan.pod.is_launcher else []
+        of_engine = [TASK_CONFIG] if plan.pod.has_task_config else []
         _check_inputs(names, aliases, [*([TRACKER_BASE] if tracked else []), *plan.outputs, *of_engine])
         for key, planned in plan.parameters.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
