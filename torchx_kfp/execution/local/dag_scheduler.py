@@ -1,8 +1,9 @@
 """Run the tasks of a pipeline: a task starts when its upstream tasks have ended; a stage may then wait in a queue.
 
 One thread, the caller's, decides everything: the threads that prepare attempts and run them, and signals, only say what
-has happened. A stage ends in ``_end``: with the result of its last attempt (``_take``), with that of another run
-(``_proceed``), or because it cannot be started (``_fail``); those that do not run end in ``_pass_over``.
+has happened. A stage ends in ``_end_stage``: with the result of its last attempt (``_on_message``), with that of
+another run (``_start_prepared``), or because it cannot be started (``_fail_task``); those that do not run end in
+``_end_without_running``.
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ class Scheduler:
         for run in [*self._retrying, *self._for_gpus, *self._preparing, *self._waiting]:
             if stop.ends(run):
                 self._retrying.pop(run, None)
-                self._pass_over(run, State.NOT_RUN, reasons.not_run(stop.not_run))
+                self._end_without_running(run, State.NOT_RUN, reasons.not_run(stop.not_run))
                 self._preparing.pop(run, None)
                 self._for_gpus.pop(run, None)
         self._waiting = deque(run for run in self._waiting if not stop.ends(run))
@@ -265,7 +266,7 @@ class Scheduler:
         """End an attempt whose thread does not stop, and release its GPUs."""
         if running := self._running.get(pod_name):
             running.attempt.release_gpus()
-            self._take(pod_name, running.attempt.plan.result())
+            self._on_message(pod_name, running.attempt.plan.result())
 
     def _kill(self) -> None:
         """Kill the processes of all attempts, and wait for them."""
@@ -281,7 +282,7 @@ class Scheduler:
         for name in dag.left.get_ready():
             self._later(0, partial(self._begin, dag.runs[name]))
         if not dag.left.is_active():
-            self._later(0, partial(self._close, dag))
+            self._later(0, partial(self._end_dag, dag))
 
     def _begin(self, run: TaskRun) -> None:
         """Start a task after its upstream tasks."""
@@ -293,18 +294,18 @@ class Scheduler:
         stopped = reasons.not_run(stop.not_run) if stop else ""
         state, reason = reasons.after_upstream(dag.component.as_dag(), run.task, upstream, stopped)
         if state is not State.QUEUED:
-            self._pass_over(run, state, reason)
+            self._end_without_running(run, state, reason)
             return
         try:
             run.inputs = task_inputs(run, self._context.constants)
             values = parameters_of(run.inputs)
             if run.task.condition is not None and not is_true(run.task.condition, values):
-                self._pass_over(run, State.SKIPPED, reasons.CONDITION_IS_FALSE)
+                self._end_without_running(run, State.SKIPPED, reasons.CONDITION_IS_FALSE)
                 return
             items = loop_items(run.task.loop, run.inputs) if run.task.loop else []
             self._count(items)
         except Exception as error:
-            self._fail(run, error)
+            self._fail_task(run, error)
             return
         if run.task.loop is not None:
             run.loop = LoopProgress(items, run.task.loop.parallelism)
@@ -315,9 +316,9 @@ class Scheduler:
         elif run.component.dag is not None:
             self._enter(run)
         elif run.component.importer is not None or is_volume_task(run.component):
-            self._make(run)
+            self._make_claim_or_artifact(run)
         elif done := self._done.get(run.name):
-            self._finish(run, done.state, {**done.outputs, **done.artifacts})
+            self._end_task(run, done.state, {**done.outputs, **done.artifacts})
         else:
             self._queue(run)
 
@@ -326,7 +327,7 @@ class Scheduler:
         run.tries += 1
         self._open(DagRun(self._pipeline, run.component, run.inputs, run.dag.names.inside(run.task), run))
 
-    def _make(self, run: TaskRun) -> None:
+    def _make_claim_or_artifact(self, run: TaskRun) -> None:
         """Finish a task without a process: a volume claim, or an imported artifact."""
         outputs, artifacts = volume_outputs(run.component, run.inputs, self._context.run_id), {}
         if (importer := run.component.importer) is not None:
@@ -335,10 +336,10 @@ class Scheduler:
                 for name in run.component.artifact_outputs:
                     artifacts[name] = import_artifact(name, importer, run, workspace)
             except ValueError as error:
-                self._fail(run, error)
+                self._fail_task(run, error)
                 return
         made = StageResult(run.name, run.task.name, State.SUCCEEDED, outputs=outputs, artifacts=artifacts)
-        self._end(run, dataclasses.replace(made, inputs=parameters_of(run.inputs), started_at=time.time()))
+        self._end_stage(run, dataclasses.replace(made, inputs=parameters_of(run.inputs), started_at=time.time()))
 
     def _count(self, items: Sequence[Any]) -> None:
         self._items += len(items)
@@ -365,9 +366,9 @@ class Scheduler:
             outputs = collect(run.component, progress.outputs, self._pipeline)
             stages = sorted(without_indices(stage.name) for stage in self._inside(run))
             run.missing = missing_in_iterations(run.component.as_dag(), progress.outputs, stages)
-            self._finish(run, State.FAILED if progress.failed else State.SUCCEEDED, outputs)
+            self._end_task(run, State.FAILED if progress.failed else State.SUCCEEDED, outputs)
 
-    def _close(self, dag: DagRun) -> None:
+    def _end_dag(self, dag: DagRun) -> None:
         """Finish a DAG after its tasks."""
         run = dag.owner
         if run is None:
@@ -387,7 +388,7 @@ class Scheduler:
             run.reason = reasons.failed_in(dag.failures())
             run.failed = dag.failures() if run.task.is_group else []
             run.missing = dag.missing_outputs()
-            self._finish(run, State.FAILED if dag.failed else State.SUCCEEDED, dag.outputs())
+            self._end_task(run, State.FAILED if dag.failed else State.SUCCEEDED, dag.outputs())
 
     def _try_again(self, run: TaskRun) -> None:
         if run in self._retrying:
@@ -419,11 +420,11 @@ class Scheduler:
                 prepared.set_result(self._prepare(run, pod_name))
             except BaseException as error:  # the scheduler's thread raises it
                 prepared.set_exception(error)
-            self._messages.put(self._proceed)
+            self._messages.put(self._start_prepared)
 
         self._preparing[run] = time.monotonic(), prepared
         threading.Thread(target=prepare, daemon=True).start()
-        self._later(_PATIENCE, self._proceed)
+        self._later(_PATIENCE, self._start_prepared)
         return True
 
     def _prepare(self, run: TaskRun, pod_name: str) -> _Prepared:
@@ -439,7 +440,7 @@ class Scheduler:
         is_fresh = without_indices(run.name) in self._fresh
         return plan, self._cache.get(run.key) if run.key is not None and not is_fresh else None
 
-    def _proceed(self) -> None:
+    def _start_prepared(self) -> None:
         """Start prepared stages that are not cached, in order. After a while, others overtake a slow one."""
         for run, (began, prepared) in list(self._preparing.items()):
             if not prepared.done():
@@ -449,7 +450,7 @@ class Scheduler:
                 try:
                     plan, found = prepared.result()
                 except Exception as error:  # other tasks go on
-                    self._fail(run, error)
+                    self._fail_task(run, error)
                     continue
                 if found is None and plan.asks_gpus:
                     self._for_gpus[run] = plan
@@ -462,7 +463,7 @@ class Scheduler:
                 else:
                     timing: dict[str, Any] = {"duration": 0.0, "attempts": 0, "started_at": time.time()}
                     named = dataclasses.replace(found, name=run.name, task=run.task.name, state=State.CACHED, **timing)
-                    self._end(run, named)
+                    self._end_stage(run, named)
 
     def _start_with_gpus(self) -> bool:
         """Start the stage that has waited longest for GPUs, if enough are free.
@@ -490,7 +491,7 @@ class Scheduler:
             plan,
             self._context.containers,
             self._lines,
-            lambda message: self._messages.put(partial(self._take, pod_name, message)),
+            lambda message: self._messages.put(partial(self._on_message, pod_name, message)),
         )
         # Record this before the start: if the runner is killed now, the attempt's folder is known.
         self._listener(
@@ -510,7 +511,7 @@ class Scheduler:
             self._later(seconds, lambda: self._end_attempt(pod_name, State.FAILED, reason))
         attempt.start()
 
-    def _take(self, pod_name: str, message: StageResult | ReplicaCount) -> None:
+    def _on_message(self, pod_name: str, message: StageResult | ReplicaCount) -> None:
         """Process a message of an attempt: its number of running replicas, or its result, which ends or retries it."""
         running = self._running.get(pod_name)
         if running is None:  # it was given up
@@ -545,7 +546,7 @@ class Scheduler:
             self._retrying[run] = None
             self._later(delay, lambda: self._try_again(run))
             return
-        self._end(run, result)
+        self._end_stage(run, result)
         if self._cache is not None:
             written = [*itertools.chain(*running.attempt.written.values())]
             self._in_order.submit(self._cache.put, run.key, self._results[run.name], written, running.attempt.plan)
@@ -567,18 +568,18 @@ class Scheduler:
                 )
         return ""
 
-    def _fail(self, run: TaskRun, error: Exception) -> None:
+    def _fail_task(self, run: TaskRun, error: Exception) -> None:
         """Fail a task that cannot start. Other tasks go on."""
         reason = str(error)
         if not isinstance(error, ValueError):
             reason = f"could not be prepared: {type(error).__name__}: {error}"
-        self._end(run, StageResult(run.name, run.task.name, State.FAILED, reason=reason))
+        self._end_stage(run, StageResult(run.name, run.task.name, State.FAILED, reason=reason))
 
-    def _end(self, run: TaskRun, result: StageResult) -> None:
+    def _end_stage(self, run: TaskRun, result: StageResult) -> None:
         """End a stage."""
         run.reason = result.reason
         self._report(result)
-        self._finish(run, result.state, {**result.outputs, **result.artifacts})
+        self._end_task(run, result.state, {**result.outputs, **result.artifacts})
 
     def _report(self, result: StageResult) -> None:
         """Record the result of a stage."""
@@ -592,7 +593,7 @@ class Scheduler:
         for count in range(len(indices) + 1):
             self._executions[stage, indices[:count]][name] = None
 
-    def _finish(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
+    def _end_task(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
         """Record the end of a task, so tasks that wait for it may start."""
         run.state = state
         run.outputs = outputs
@@ -604,7 +605,7 @@ class Scheduler:
         dag.left.done(run.task.name)
         self._open(dag)
 
-    def _pass_over(self, run: TaskRun, state: State, reason: str) -> None:
+    def _end_without_running(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, and its unfinished stages."""
         stop = self._stop_of(run) if state is State.NOT_RUN else None
         canceled, has_waited = False, any(run in those for those in (self._waiting, self._preparing, self._for_gpus))
@@ -624,7 +625,7 @@ class Scheduler:
             if not (waiting or is_done) and (known is None or known.state is State.FAILED):
                 self._report(StageResult(stage.name, stage.task.name, state, reason=reason))
         run.reason = reason
-        self._finish(run, State.CANCELED if canceled else state, {})
+        self._end_task(run, State.CANCELED if canceled else state, {})
 
     def _stop_of(self, run: TaskRun) -> _Stop | None:
         """Return why the task will not start; None if it will."""

@@ -68,7 +68,7 @@ class _Forecaster:
         outcomes = [reasons.TaskOutcome(other.name, other.state) for other in before]
         state, reason = reasons.after_upstream(dag, run.task, outcomes)
         if state is not State.QUEUED:
-            self._pass_over(run, state, reason.removeprefix("was "))
+            self._end_without_running(run, state, reason.removeprefix("was "))
             return
         try:
             run.inputs = task_inputs(run, self._context.constants)
@@ -76,16 +76,16 @@ class _Forecaster:
             reads = {name: self._reads(run, name) for name, value in run.inputs.items() if value is UNKNOWN}
             decides = [stage for name, stage in reads.items() if condition and f"'{name}'" in condition]
             if not decides and condition and not is_true(condition, parameters_of(run.inputs)):
-                self._pass_over(run, State.SKIPPED, reasons.CONDITION_IS_FALSE.removeprefix("was "))
+                self._end_without_running(run, State.SKIPPED, reasons.CONDITION_IS_FALSE.removeprefix("was "))
             elif decides or (run.task.loop is not None and run.task.loop.from_input in reads):
                 stage = decides[0] if decides else reads[str(run.task.loop and run.task.loop.from_input)]
-                self._pass_over(run, State.SUCCEEDED, f"depends on {stage}", stage)
+                self._end_without_running(run, State.SUCCEEDED, f"depends on {stage}", stage)
             elif run.component.dag is not None:
                 self._group(run, reads)
             else:
                 self._single(run, reads)
         except Exception as error:  # the run would go on with other tasks
-            self._end(run, State.FAILED, f"fails: {error}")
+            self._end_stage(run, State.FAILED, f"fails: {error}")
 
     def _reads(self, run: TaskRun, name: str) -> str:
         """Return the stage because of which an input of a task is unknown."""
@@ -132,15 +132,15 @@ class _Forecaster:
             run.state, run.outputs = State.SUCCEEDED, made
             return
         if self._cache is None:
-            self._end(run, State.SUCCEEDED, "runs: --no-cache")
+            self._end_stage(run, State.SUCCEEDED, "runs: --no-cache")
         elif without_indices(run.name) in self._fresh:
-            self._end(run, State.SUCCEEDED, "runs: --fresh")
+            self._end_stage(run, State.SUCCEEDED, "runs: --fresh")
         elif not run.task.caches:
-            self._end(run, State.SUCCEEDED, "runs: its cache is turned off")
+            self._end_stage(run, State.SUCCEEDED, "runs: its cache is turned off")
         elif run.task.ignores_failures:
-            self._end(run, State.SUCCEEDED, "runs: it is an exit task")
+            self._end_stage(run, State.SUCCEEDED, "runs: it is an exit task")
         elif reads:
-            self._end(run, State.SUCCEEDED, f"runs: it reads {next(iter(reads.values()))}")
+            self._end_stage(run, State.SUCCEEDED, f"runs: it reads {next(iter(reads.values()))}")
         else:
             self._look_up(run, self._cache)
 
@@ -162,16 +162,16 @@ class _Forecaster:
             why = "it failed" if last.state in (State.FAILED, State.ALLOWED) else f"it was {last.state}"
         else:
             why = f"its outputs in {last.run_id} are gone or changed"
-        self._end(run, State.SUCCEEDED, f"runs: {why}")
+        self._end_stage(run, State.SUCCEEDED, f"runs: {why}")
 
-    def _end(self, run: TaskRun, state: State, what: str) -> None:
+    def _end_stage(self, run: TaskRun, state: State, what: str) -> None:
         """End a stage with unknown outputs."""
         run.state = state
         self._runs[run] = run.name
         run.outputs = dict.fromkeys([*run.component.outputs, *run.component.artifact_outputs], UNKNOWN)
         self.found.append(StageForecast(run.name, what))
 
-    def _pass_over(self, run: TaskRun, state: State, what: str, stage: str = "") -> None:
+    def _end_without_running(self, run: TaskRun, state: State, what: str, stage: str = "") -> None:
         """End a task that does not run, and all stages in it."""
         run.state = state
         tasks = walk_tasks(self._pipeline, run.component, run.dag.names.inside(run.task)) if run.component.dag else ()
