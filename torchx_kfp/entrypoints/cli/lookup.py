@@ -62,7 +62,7 @@ class Lookup:
     flags: Flags = field(default_factory=dict)
     base: str | None = None
 
-    def find(self, run: str, *, changes: str = "", part: str = "", **reading: Any) -> RunReader | HostRun:
+    def find(self, run: str, *, changes: str = "", part: str = "", **host_run_options: Any) -> RunReader | HostRun:
         """Find a run: on the host of the flags; otherwise locally, then on the configured host.
 
         The full id of a local run means that run, even if the flags name a host.
@@ -72,7 +72,7 @@ class Lookup:
             changes: the command, if it changes the run or runs its code: a latest run on a host without a flag is
                 rejected.
             part: the rest of the word after the run, for that message.
-            reading: ``reads`` and ``raw_logs`` of ``HostRun``.
+            host_run_options: ``reads`` and ``raw_logs`` of ``HostRun``.
 
         Raises:
             UnknownRunError: there is no such run, or several match.
@@ -81,8 +81,8 @@ class Lookup:
         if os.sep not in run and is_run(Path(run)) and not is_run(Path(self.output_dir, run)):
             run = os.path.join(os.curdir, run)  # a command in the directory with the folders of runs
         if names_host(self.flags) and not is_run(Path(self.output_dir, run)):
-            return self.on_host(run, **reading)
-        source = (self._latest(reading) if run == LATEST else None) or self._anywhere(run, reading)
+            return self.on_host(run, **host_run_options)
+        source = (self._latest(host_run_options) if run == LATEST else None) or self._anywhere(run, host_run_options)
         if run == LATEST and changes and not isinstance(source, RunReader):
             raise ArgumentError(
                 f"The latest run is on the KFP host, and may be another user's. To use it anyway: "
@@ -90,7 +90,7 @@ class Lookup:
             )
         return source
 
-    def find_part(self, word: str, **reading: Any) -> tuple[RunReader | HostRun, str]:
+    def find_part(self, word: str, **host_run_options: Any) -> tuple[RunReader | HostRun, str]:
         """Find the run of a word ``RUN[/STAGE[/NAME]]``; return the run and the rest of the word."""
         if "://" in word and "/runs/details/" not in word:
             raise click.UsageError(f"{word!r} is not a run. For a tracker base: --tracker-base {word}.")
@@ -101,11 +101,11 @@ class Lookup:
             folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
             name = next(filter(os.path.isdir, folders), parts[0])
         try:
-            return self.find(name, part=word[len(name) :], **reading), word[len(name) + 1 :]
+            return self.find(name, part=word[len(name) :], **host_run_options), word[len(name) + 1 :]
         except UnknownRunError:
             if name != word:
                 with contextlib.suppress(UnknownRunError, HostError):
-                    source = self.find(word, **reading)
+                    source = self.find(word, **host_run_options)
                     source.read()
                     return source, ""
             raise
@@ -131,7 +131,7 @@ class Lookup:
                 found.append(RunRecords(open_recorder(self.base), word))
         return found
 
-    def _latest(self, reading: dict[str, Any]) -> RunReader | HostRun | None:
+    def _latest(self, host_run_options: dict[str, Any]) -> RunReader | HostRun | None:
         """Return the newest run, local or of the host; None unless both may have one."""
         try:
             here = find_run(self.output_dir, LATEST)
@@ -147,9 +147,9 @@ class Lookup:
             return RunReader(here)
         if newest is None or newest.created < created(here):
             return RunReader(here)
-        return self._on(_host_of(host.connection.settings), newest.run_id, reading)
+        return self._on(_host_of(host.connection.settings), newest.run_id, host_run_options)
 
-    def _anywhere(self, run: str, reading: dict[str, Any]) -> RunReader | HostRun:
+    def _anywhere(self, run: str, host_run_options: dict[str, Any]) -> RunReader | HostRun:
         try:
             return RunReader(find_run(self.output_dir, run))
         except ArgumentError as error:
@@ -157,7 +157,7 @@ class Lookup:
             if not is_of_host and not _is_host_known():
                 raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
             try:
-                source = self.on_host(run, **reading)
+                source = self.on_host(run, **host_run_options)
                 source.read()  # verifies that it exists: a full id is not looked up
             except (UnknownRunError, HostError) as other:
                 if is_of_host or (not isinstance(error, UnknownRunError) and _is_host_known()):
@@ -165,15 +165,15 @@ class Lookup:
                 raise type(other)(f"{error} And on the host: {other}") from None
             return source
 
-    def on_host(self, run: str, **reading: Any) -> HostRun:
+    def on_host(self, run: str, **host_run_options: Any) -> HostRun:
         """Find a run on the host; see ``find``."""
         host = connect(self.flags)
-        return self._on(host, host.find(run), reading)
+        return self._on(host, host.find(run), host_run_options)
 
-    def _on(self, host: Host, run_id: str, reading: dict[str, Any]) -> HostRun:
+    def _on(self, host: Host, run_id: str, host_run_options: dict[str, Any]) -> HostRun:
         from torchx_kfp.execution.host.run import HostRun
 
-        return HostRun(host.connection, run_id, named_bases=[self.base or ""], **reading)
+        return HostRun(host.connection, run_id, named_bases=[self.base or ""], **host_run_options)
 
     def recorded(self, source: RunSource, part: str = "") -> RunRecords:
         """Return the records of a run, or of a part of it; errors as for ``base_of``."""
