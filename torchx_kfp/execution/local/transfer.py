@@ -33,7 +33,7 @@ from torchx_kfp.execution.pipeline.artifacts import (
 )
 from torchx_kfp.execution.pipeline.placeholders import placeholders_in
 from torchx_kfp.execution.pipeline.values import convert, from_output, large_integers
-from torchx_kfp.tracking.recorder import Artifact as Registered
+from torchx_kfp.tracking.recorder import Artifact as RegisteredArtifact
 
 #: By how many seconds the time of a file may lag behind the clock.
 _COARSE = 0.02
@@ -324,7 +324,7 @@ def written_files(plan: AttemptPlan, since: float) -> dict[str, list[str]]:
     return found
 
 
-def registered_files(plan: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
+def registered_files(plan: AttemptPlan, registered: Mapping[str, RegisteredArtifact]) -> tuple[str, ...]:
     """Return the local paths of the files and folders that the stage registered, if they exist.
 
     Those stored elsewhere have URLs.

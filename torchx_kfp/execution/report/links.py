@@ -23,7 +23,7 @@ from torchx_kfp.execution.report.model import Hyperlink, text
 from torchx_kfp.execution.runs.history import run_with
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
-from torchx_kfp.tracking.recorder import Artifact as StoredArtifact
+from torchx_kfp.tracking.recorder import Artifact as RegisteredArtifact
 
 #: The most bytes of an artifact on the page; larger ones are only linked.
 MOST_BYTES = 1_000_000
@@ -127,7 +127,7 @@ class Links:
                     metadata.pop(LOCATION, None)
                 yield _view(name, kind, self._link(name, artifact), metadata, partial(self._text, artifact))
 
-    def recorded(self, found: Mapping[str, StoredArtifact]) -> Iterator[ArtifactView]:
+    def recorded(self, found: Mapping[str, RegisteredArtifact]) -> Iterator[ArtifactView]:
         """Yield the artifacts that a stage registered.
 
         The path of a stored one is derived from the record and the base, so it cannot be another local file. The path
@@ -178,7 +178,7 @@ def _verify_size(size: int) -> None:
         raise _NotShownError(f"It is larger than {MOST_BYTES // 1_000_000} MB and therefore not shown.")
 
 
-def _stored_text(artifact: StoredArtifact, size: int) -> str:
+def _stored_text(artifact: RegisteredArtifact, size: int) -> str:
     _verify_size(size)
     with artifact.open() as file:
         return file.read().decode("utf-8", errors="replace")

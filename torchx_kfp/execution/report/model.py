@@ -27,7 +27,8 @@ from torchx_kfp.execution.runs.record import RunRecord, missing
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Artifact, Record, Recorder
+from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Record, Recorder
+from torchx_kfp.tracking.recorder import Artifact as RegisteredArtifact
 
 #: The most characters of a value: usually, in a table's cell, and in an opened value.
 SHORT, CELL, LONG = 100, 40, 20_000
@@ -195,7 +196,7 @@ class Tracked:
         """Return the record of the stage; for a cached stage, that of the execution that made its results."""
         return self.records.get(_key(stage), Record())
 
-    def artifacts(self, stage: StageState) -> Mapping[str, Artifact]:
+    def artifacts(self, stage: StageState) -> Mapping[str, RegisteredArtifact]:
         """Return the artifacts that the stage registered, except those declared to KFP."""
         found = self.record(stage).artifacts
         return {name: artifact for name, artifact in found.items() if identifier(name) not in stage.result.artifacts}
