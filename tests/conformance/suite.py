@@ -40,7 +40,7 @@ from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.host import HostRun, connect, submit
 from torchx_kfp.local import RunResult, StageFinished, StageStarted, State, Watch
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, pack_folders
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, pack_folders
 
 #: The seconds after which a run on the host counts as stuck.
 PATIENCE = 1800.0
@@ -167,7 +167,7 @@ class Suite:
     @functools.cache  # noqa: B019 (one suite a process)
     def stored(self, base: str) -> str:
         """Return the URL of the workspace under a tracker base."""
-        packed = pack_folders(Recorder(base, patience=SHORT_PATIENCE).store, {str(self.code): ""})
+        packed = pack_folders(RecordTracker(base, patience=SHORT_PATIENCE).store, {str(self.code): ""})
         packed.upload()
         return packed.url
 

@@ -23,7 +23,7 @@ from tests.tracking.conftest import clear_clients
 from tests.tracking.stages import stage, started
 from torchx_kfp.errors import MissingCredentialsError, RefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker
 
 pytestmark = [pytest.mark.s3, pytest.mark.lowest]
 
@@ -54,12 +54,12 @@ def test_asking_of_a_run_is_a_listing_and_a_request_for_each_entry(s3_server: S3
 
 
 def test_the_entries_of_many_runs_take_few_listings(s3_server: S3Server, s3_base: str) -> None:
-    recorder = Recorder(s3_base, patience=SHORT_PATIENCE)
+    tracker = RecordTracker(s3_base, patience=SHORT_PATIENCE)
     runs = [f"run{number}" for number in range(100)]
-    for _ in recorder.store.each(lambda run: recorder.add(f"{run}/train/1", {"metadata": {"x": 1}}), runs):
+    for _ in tracker.store.each(lambda run: tracker.add(f"{run}/train/1", {"metadata": {"x": 1}}), runs):
         pass
     found = set[str]()
-    requests = s3_server.requests(lambda: found.update(recorder.records(runs, "code", "metadata")))
+    requests = s3_server.requests(lambda: found.update(tracker.records(runs, "code", "metadata")))
     assert found == {f"{run}/train/1" for run in runs}
     assert len([request for request in requests if "list-type=2" in request]) == 1
 

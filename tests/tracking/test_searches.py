@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from tests.searches import stated, tell
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.record_tracker import RecordTracker
 from torchx_kfp.tracking.searches import Search
 from torchx_kfp.tracking.searches import parse_search as parse
 
@@ -73,8 +73,8 @@ def test_the_latest_statement_of_each_search_counts() -> None:
     ],
 )
 def test_something_else_in_the_place_of_a_search(wrong: dict[str, Any], tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, patience=0)
-    recorder.add("run/ask/1", {"search": {**stated(1), **wrong}})
-    records = recorder.records(["run/ask/1"])
+    tracker = RecordTracker(tmp_path, patience=0)
+    tracker.add("run/ask/1", {"search": {**stated(1), **wrong}})
+    records = tracker.records(["run/ask/1"])
     assert records["run/ask/1"].search is None
     assert re.search(says("run/ask/1/", ".search", "Remove it"), str(records.problems[0]))

@@ -11,13 +11,13 @@ import pytest
 from tests.facts import says
 from tests.tracking.stages import started
 from torchx_kfp.errors import WorkspaceError
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, pack_folders
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, pack_folders
 
 #: Packs the folder, tells so, waits for its turn, and stores it.
 SUBMIT = """
 import sys
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, pack_folders
-packed = pack_folders(Recorder(sys.argv[1], patience=SHORT_PATIENCE).store, {sys.argv[2]: ""})
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, pack_folders
+packed = pack_folders(RecordTracker(sys.argv[1], patience=SHORT_PATIENCE).store, {sys.argv[2]: ""})
 print("ready", flush=True)
 sys.stdin.readline()
 packed.upload()
@@ -44,7 +44,7 @@ def archives(base: Path) -> list[Path]:
 @pytest.mark.parametrize("there", ["nothing", "damaged"])
 def test_submits_at_once_store_one_archive(tmp_path: Path, code: Path, there: str) -> None:
     base = tmp_path / "base"
-    packed = pack_folders(Recorder(str(base), patience=SHORT_PATIENCE).store, {str(code): ""})
+    packed = pack_folders(RecordTracker(str(base), patience=SHORT_PATIENCE).store, {str(code): ""})
     if there == "damaged":
         Path(packed.url).parent.mkdir(parents=True)
         Path(packed.url).write_bytes(packed.archive[:-1])
@@ -65,4 +65,4 @@ def test_submits_at_once_store_one_archive(tmp_path: Path, code: Path, there: st
 def test_a_workspace_without_files(tmp_path: Path, code: Path) -> None:
     (code / ".torchxignore").write_text("*\n")
     with pytest.raises(WorkspaceError, match=says(str(code), "no files", ".torchxignore")):
-        pack_folders(Recorder(str(tmp_path), patience=SHORT_PATIENCE).store, {str(code): ""})
+        pack_folders(RecordTracker(str(tmp_path), patience=SHORT_PATIENCE).store, {str(code): ""})

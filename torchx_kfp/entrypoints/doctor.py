@@ -33,7 +33,7 @@ from torchx_kfp.execution.host.settings import SETTINGS, Settings, config_file, 
 from torchx_kfp.execution.host.storage import storage_of
 from torchx_kfp.execution.model.versions import NEWEST, OLDEST, parse_version
 from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker
 
 #: The versions of Python with which torchx-kfp is tested.
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 10), (3, 13)
@@ -236,7 +236,7 @@ def _states_of_stages(look: CheckUp) -> str:
 def _tracker_base(look: CheckUp) -> str:
     if not look.base:
         raise Skipped("None is given: --tracker-base s3://bucket/results.")
-    Recorder(look.base, patience=SHORT_PATIENCE).verify_writable()
+    RecordTracker(look.base, patience=SHORT_PATIENCE).verify_writable()
     return f"{shown(look.base)} can be written and read from this machine; the test file was removed."
 
 

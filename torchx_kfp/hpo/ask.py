@@ -29,7 +29,7 @@ from torchx_kfp.common.text import shown
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, ask_random
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.record_tracker import RecordTracker
 from torchx_kfp.tracking.run import current_run
 from torchx_kfp.tracking.searches import Search, parse_search
 
@@ -93,22 +93,22 @@ def main(text: str) -> None:
     given = json.loads(text)
     definition = given["definition"]
     run = current_run()
-    recorder = Recorder(os.environ[protocol.TRACKER_BASE], patience=PATIENCE)
+    tracker = RecordTracker(os.environ[protocol.TRACKER_BASE], patience=PATIENCE)
     reads = protocol.decode_context(os.environ).parents
     stated = {"name": given["name"], "round": 1, "definition": definition, "trials": [], "asked": [], "state": None}
     reasons: list[str] = []
     ended: protocol.RunIds = ()
     if reads:
         before, ended = str(reads["search"]), reads.get("trials", ())
-        known = recorder.record(before, "search").search
+        known = tracker.record(before, "search").search
         if known is None:
             sys.exit(f"torchx-kfp: {before} has recorded no search")
-        told, reasons = tell_all(known, ended, recorder)
+        told, reasons = tell_all(known, ended, tracker)
         stated |= {"round": known.round + 1, "trials": told, "state": known.state, "before": before}
     search = parse_search(stated)
     best = search.best()
     if reasons and best is None:
-        recorder.add(run.id, {"search": stated})
+        tracker.add(run.id, {"search": stated})
     if reasons:
         report(search, ended, reasons)
     results: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def main(text: str) -> None:
         run.add_metadata(trials=asked)
         results = {"round": search.round, **results}
         say(f"round {search.round} of {search.rounds}:", *asked)
-    recorder.add(run.id, {"search": stated})
+    tracker.add(run.id, {"search": stated})
     run.put(results)
 
 
@@ -138,17 +138,17 @@ def front(search: Search) -> list[dict[str, Any]]:
     ]
 
 
-def tell_all(before: Search, ended: Sequence[str], recorder: Recorder) -> tuple[list[Any], list[str]]:
+def tell_all(before: Search, ended: Sequence[str], tracker: RecordTracker) -> tuple[list[Any], list[str]]:
     """Return all trials so far, and the reasons of failures in the last round.
 
     Args:
         before: the search as the previous stage recorded it.
         ended: the execution ids of the trials for which it asked.
-        recorder: the records of the trials.
+        tracker: the records of the trials.
     """
     if len(ended) != len(before.asked):
         sys.exit(f"torchx-kfp: {len(before.asked)} trials were asked for, but {len(ended)} ended")
-    recorded = recorder.get_many(ended)
+    recorded = tracker.get_many(ended)
     told, reasons = [asdict(trial) for trial in before.trials], []
     for index, (trial, parameters) in enumerate(zip(ended, before.asked, strict=True)):
         result, reason = tell(before.definition, recorded.get(trial, {}))

@@ -25,7 +25,7 @@ from torchx_kfp.contract.carried import storage
 from torchx_kfp.contract.carried.storage import write_whole
 from torchx_kfp.contract.scripts import workspace_words
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.record_tracker import RecordTracker
 from torchx_kfp.tracking.workspaces import pack_folders
 
 
@@ -86,8 +86,8 @@ def test_a_store_that_only_copies_gets_a_file_at_once() -> None:
 def test_a_writer_that_was_killed_leaves_no_stage(memory_base: str) -> None:
     """What it left had an empty name in the list of stages."""
     fsspec.filesystem("memory").pipe_file(f"{memory_base}/.torchx_kfp/runs/run-1/.torchx_kfp-0123456789abcdef", b"{")
-    recorder = Recorder(memory_base, patience=0)
-    assert (recorder.run_ids(), recorder.run_ids("run-1"), recorder.keys()) == ([], [], [])
+    tracker = RecordTracker(memory_base, patience=0)
+    assert (tracker.run_ids(), tracker.run_ids("run-1"), tracker.keys()) == ([], [], [])
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_publisher_waits_for_storage(away: Callable[[float], None], s3_base: s
 def test_a_workspace_waits_for_storage(away: Callable[[float], None], s3_base: str, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print('trained')")
-    packed = pack_folders(Recorder(s3_base, patience=0).store, {str(tmp_path / "code"): ""})
+    packed = pack_folders(RecordTracker(s3_base, patience=0).store, {str(tmp_path / "code"): ""})
     packed.upload()
     away(8)
     command = [*workspace_words(packed.url), sys.executable, "train.py"]

@@ -18,7 +18,7 @@ from torchx_kfp.execution.host import results
 from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.execution.runs.record import why_not_read
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker
 
 KEY = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4/train/pod-1"
 
@@ -56,7 +56,7 @@ def test_the_attempt_of_a_pod_is_found(tmp_path: Path) -> None:
     (tmp_path / f"{KEY}_99999999").unlink()
     assert reader.read(str(tmp_path), [KEY]) == {KEY: (f"{KEY}_0b5a1f3c_2", {"attempt": 1})}
     # An attempt that has recorded no results hides those before it.
-    Recorder(str(tmp_path), patience=SHORT_PATIENCE).add(f"{KEY}_0b5a1f3c_3", {"metadata": {"a": "b"}})
+    RecordTracker(str(tmp_path), patience=SHORT_PATIENCE).add(f"{KEY}_0b5a1f3c_3", {"metadata": {"a": "b"}})
     assert reader.read(str(tmp_path), [KEY]) == {KEY: (f"{KEY}_0b5a1f3c_3", {})}
 
 

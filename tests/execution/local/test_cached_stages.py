@@ -15,7 +15,7 @@ from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunResult, State, Watch, attach, run
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.record_tracker import RecordTracker
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_signal_ends_a_run_while_a_store_is_silent(tmp_path, monkeypatch):
         answered.append(True)
         return []
 
-    monkeypatch.setattr(Recorder, "keys", keys)
+    monkeypatch.setattr(RecordTracker, "keys", keys)
     with pytest.raises(KeyboardInterrupt):
         attempt(tracked)
     assert not answered

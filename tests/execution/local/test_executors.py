@@ -24,7 +24,7 @@ from torchx_kfp.execution.pipeline.placeholders import Limits, parse_quantity, r
 from torchx_kfp.execution.pipeline.spec import ArtifactType
 from torchx_kfp.execution.pipeline.walk import known_stages
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.record_tracker import RecordTracker
 
 
 def test_a_mount_has_a_folder_a_place_and_a_mode(tmp_path, monkeypatch):
@@ -52,7 +52,7 @@ def test_tracker_bases_of_this_machine(tmp_path):
     inputs = {"tracker_base": f"file://{tmp_path}/b%20c", "pipelinechannel--tracker_base": "s3://bucket", "x": "/etc"}
     assert tracker_bases(command, inputs) == [f"{tmp_path}/a", f"{tmp_path}/b%20c"]
     # The tracker takes a URL of a file as it is, too.
-    assert str(Recorder(f"file://{tmp_path}/b%20c", patience=0).folder) == f"{tmp_path}/b%20c"
+    assert str(RecordTracker(f"file://{tmp_path}/b%20c", patience=0).folder) == f"{tmp_path}/b%20c"
     with pytest.raises(
         ValueError, match=says("records results at 'results'", "another folder in a container", "absolute path", "Give")
     ):

@@ -15,7 +15,7 @@ from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages, component_from_app, host, local
 from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Code, Recorder
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, Code, RecordTracker
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
 #: TorchX 0.7.0 has no workspaces with several projects.
@@ -37,8 +37,8 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def recorded(base: str | os.PathLike[str]) -> list[Any]:
-    recorder = Recorder(os.fspath(base), patience=SHORT_PATIENCE)
-    return [recorder.record(run_id).metadata for run_id in recorder.run_ids()]
+    tracker = RecordTracker(os.fspath(base), patience=SHORT_PATIENCE)
+    return [tracker.record(run_id).metadata for run_id in tracker.run_ids()]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"tracker_base": "../there"}], ids=["default", "relative"])
@@ -51,7 +51,7 @@ def test_a_local_run_starts_with_the_code(code: Path, arguments: dict[str, str])
     assert recorded(base) == [{"here": 7}]
     [archive] = base.glob(".torchx_kfp/workspaces/*.tar")
     again = local.run(one, {"tracker_base": str(base), "workspace": str(archive)}, watch=local.Watch())
-    records = Recorder(str(base), patience=SHORT_PATIENCE).records([result.run_id, again.run_id])
+    records = RecordTracker(str(base), patience=SHORT_PATIENCE).records([result.run_id, again.run_id])
     assert records[result.run_id].code == (Code(archive.stem, archive.stat().st_size, 1),)
     assert records[again.run_id].code == (Code(archive.stem),)
 
@@ -71,8 +71,8 @@ def test_a_run_on_a_host_starts_with_the_code(code: Path) -> None:
         run = host.submit(mounted, {"tracker_base": str(base)}, workspace="code", host=kfp_host.url)
         run.wait(timeout=120).raise_for_failure()
         assert recorded(base) == [{"here": 7}]
-        recorder = Recorder(str(base), patience=SHORT_PATIENCE)
-        [found] = recorder.record(run.run_id).code
+        tracker = RecordTracker(str(base), patience=SHORT_PATIENCE)
+        [found] = tracker.record(run.run_id).code
         assert found.files == 1
 
 

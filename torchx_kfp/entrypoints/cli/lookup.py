@@ -27,7 +27,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     output_dir_option,
     tracker_base_option,
 )
-from torchx_kfp.entrypoints.cli.recorded import RunRecords, open_recorder
+from torchx_kfp.entrypoints.cli.recorded import RunRecords, open_record_tracker
 from torchx_kfp.errors import (
     ArgumentError,
     HostError,
@@ -41,7 +41,7 @@ from torchx_kfp.execution.runs import OUTPUT_DIR, output_dir_words
 from torchx_kfp.execution.runs.history import RunReader, created, find_run, is_run, read_run
 from torchx_kfp.execution.runs.record import RunRecord, untracked
 from torchx_kfp.execution.runs.source import RunSource
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host
@@ -128,7 +128,7 @@ class Lookup:
             if self.base is None or is_local or names_host(self.flags):
                 found.append(self.recorded(*self.find_part(word, reads="run ids")))
             else:
-                found.append(RunRecords(open_recorder(self.base), word))
+                found.append(RunRecords(open_record_tracker(self.base), word))
         return found
 
     def _latest(self, host_run_options: dict[str, Any]) -> RunReader | HostRun | None:
@@ -180,15 +180,15 @@ class Lookup:
         record = source.read()
         return RunRecords(self.open(record), "/".join(filter(None, [record.run_id, part])), record)
 
-    def open(self, record: RunRecord) -> Recorder:
+    def open(self, record: RunRecord) -> RecordTracker:
         """Open the tracker base of a run; errors as for ``base_of``."""
         base = self.base or self.base_of(record)
         try:
-            return open_recorder(base)
+            return open_record_tracker(base)
         except TrackerBaseError:
             if self.base or not untracked(record):
                 raise
-            return Recorder(base, patience=SHORT_PATIENCE)  # an unused base need not exist
+            return RecordTracker(base, patience=SHORT_PATIENCE)  # an unused base need not exist
 
     def _words(self, record: RunRecord) -> list[str]:
         """Return the options with which another command finds the same run."""

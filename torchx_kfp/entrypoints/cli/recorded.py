@@ -20,20 +20,20 @@ from torchx_kfp.errors import (
 )
 from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names, task_name
 from torchx_kfp.execution.runs.record import RunRecord, cached_by_kfp, untracked
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, is_replay
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, is_replay
 from torchx_kfp.tracking.store import pipeline_run, run_id_parts
 from torchx_kfp.tracking.tracker import verify_there
 
 
-def open_recorder(base: str) -> Recorder:
+def open_record_tracker(base: str) -> RecordTracker:
     """Open this tracker base.
 
     Raises:
         TrackerBaseError: the base is malformed, or a local one does not exist, which reading would not notice.
     """
-    recorder = Recorder(base, patience=SHORT_PATIENCE)
-    verify_there(recorder)
-    return recorder
+    tracker = RecordTracker(base, patience=SHORT_PATIENCE)
+    verify_there(tracker)
+    return tracker
 
 
 def parts(key: str) -> dict[str, str]:
@@ -66,19 +66,19 @@ class RunRecords:
     """The records of a run, or part of one, under a tracker base.
 
     Attributes:
-        recorder: the records under the tracker base.
+        tracker: the records under the tracker base.
         word: the run or execution id, or its beginning; for a run that was found, it begins with the full id.
         run: the found run; None if only the base is searched.
     """
 
-    recorder: Recorder
+    tracker: RecordTracker
     word: str
     run: RunRecord | None = None
 
     @property
     def base(self) -> str:
         """The tracker base."""
-        return self.recorder.tracker_base
+        return self.tracker.tracker_base
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ class RunRecords:
         """
 
         def below(run: str | None) -> set[str]:
-            return {*self.recorder.keys(run), *([] if results else self.recorder.run_ids(run))}
+            return {*self.tracker.keys(run), *([] if results else self.tracker.run_ids(run))}
 
         if self.run is not None:
             runs = {self.run.run_id, *(run_id.partition("/")[0] for run_id in self._ended)}
@@ -173,7 +173,7 @@ class RunRecords:
             raise self._unknown(there, name, part)
         taken = frozenset(cached.keys() & chosen)
         _say_cached(name, [key for key in chosen if key in taken])
-        return Selection(whole, tuple(last_attempts(self.recorder, chosen, whole, self.stages, self.earlier)), taken)
+        return Selection(whole, tuple(last_attempts(self.tracker, chosen, whole, self.stages, self.earlier)), taken)
 
     @staticmethod
     def _is_part(part: str, rest: str, stage: str | None) -> bool:
@@ -189,7 +189,7 @@ class RunRecords:
             name = max(exact, key=len)
             return name, word[len(name) + 1 :]
         begin, _, part = word.partition("/")
-        names = matching_names((begin == LATEST and _newest(self.recorder)) or begin, runs)
+        names = matching_names((begin == LATEST and _newest(self.tracker)) or begin, runs)
         if not names:
             raise self._unknown(runs)
         if len(names) > 1:
@@ -246,23 +246,23 @@ def nothing(base: str, run: str | None = None) -> TorchxKfpError:
     return kind(f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?")
 
 
-def _newest(recorder: Recorder) -> str | None:
+def _newest(tracker: RecordTracker) -> str | None:
     """Return the pipeline run with the newest records."""
-    times = recorder.last_written()
+    times = tracker.last_written()
     # The times of S3 are whole seconds; the names of runs often have the time, too.
     ordered = sorted(times, key=lambda run: (times[run], run), reverse=True)
     return next((run for run in ordered if not is_replay(run)), None)
 
 
 def last_attempts(
-    recorder: Recorder, keys: Iterable[str], named: str, last: Collection[str] = (), earlier: Collection[str] = ()
+    tracker: RecordTracker, keys: Iterable[str], named: str, last: Collection[str] = (), earlier: Collection[str] = ()
 ) -> list[str]:
     """Return the execution ids without earlier attempts, which are named on stderr.
 
     They are in the order of ``last``; otherwise, stages are in the order of their first records.
 
     Args:
-        recorder: the records under the tracker base.
+        tracker: the records under the tracker base.
         keys: the execution ids.
         named: the part of ids on the command line, or the base; an attempt that is named itself is kept.
         last: see ``earlier_attempts``.
@@ -272,7 +272,7 @@ def last_attempts(
         NotRecordedError: only earlier attempts have records.
     """
     keys = list(keys)
-    written = _written(recorder, keys)
+    written = _written(tracker, keys)
     left_out = _earlier(keys, written, last, earlier) - {named}
     if keys and left_out.issuperset(keys):
         raise NotRecordedError(
@@ -293,17 +293,17 @@ def last_attempts(
 
 
 def earlier_attempts(
-    recorder: Recorder, keys: Collection[str], last: Collection[str] = (), earlier: Collection[str] = ()
+    tracker: RecordTracker, keys: Collection[str], last: Collection[str] = (), earlier: Collection[str] = ()
 ) -> set[str]:
     """Return the ids of superseded attempts: see ``superseded``.
 
     Args:
-        recorder: the records under the tracker base.
+        tracker: the records under the tracker base.
         keys: execution ids.
         last: the last attempts according to the run, which may have no records.
         earlier: the pods of earlier attempts according to the run.
     """
-    return _earlier(keys, _written(recorder, keys), last, earlier)
+    return _earlier(keys, _written(tracker, keys), last, earlier)
 
 
 def _earlier(
@@ -313,7 +313,7 @@ def _earlier(
     return {key for key in keys if key in followed or PodAttempt.parse(key).pod in pods}
 
 
-def _written(recorder: Recorder, keys: Iterable[str]) -> dict[str, float]:
+def _written(tracker: RecordTracker, keys: Iterable[str]) -> dict[str, float]:
     """Return the times of the newest records of all executions of these runs."""
     runs = {key.partition("/")[0] for key in keys}
-    return recorder.written(*runs) if len(runs) == 1 else recorder.written()
+    return tracker.written(*runs) if len(runs) == 1 else tracker.written()

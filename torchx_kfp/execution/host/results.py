@@ -29,7 +29,7 @@ from torchx_kfp.execution.pipeline.walk import ScopedTask, indices_of, without_i
 from torchx_kfp.execution.runs.record import missing, why_not_read
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker
 
 #: The run ids that stages were given, by their own run ids, and by alias.
 Parents: TypeAlias = Mapping[str, Mapping[str, Collection[str]]]
@@ -156,7 +156,7 @@ DEADLINE, AGAIN = 10.0, 60.0
 
 
 def find_run_ids(
-    recorder: Recorder, names: Iterable[str], earlier: Mapping[str, Sequence[str]] = _NONE
+    tracker: RecordTracker, names: Iterable[str], earlier: Mapping[str, Sequence[str]] = _NONE
 ) -> dict[str, str]:
     """Return the full id of each execution ``<run>/<stage>/<pod>``: the one with the latest record.
 
@@ -164,7 +164,7 @@ def find_run_ids(
     without records keeps its name. Each run is listed once.
 
     Args:
-        recorder: the records under the tracker base.
+        tracker: the records under the tracker base.
         names: the executions.
         earlier: earlier executions of the same stages, in order, by these names. If an execution has recorded nothing,
             the last of them that has counts: a new launcher of a distributed stage follows the replicas of a lost one.
@@ -173,7 +173,7 @@ def find_run_ids(
     everything = (*names, *(each for name in names for each in earlier.get(name, ())))
     found: dict[str, tuple[tuple[float, int], str]] = {name: ((0.0, 0), name) for name in everything}
     for run in dict.fromkeys(name.partition("/")[0] for name in found):
-        for run_id, modified in recorder.written(run).items():
+        for run_id, modified in tracker.written(run).items():
             stage, _, execution = run_id.rpartition("/")
             parsed = PodAttempt.parse(execution)
             if (name := f"{stage}/{parsed.pod}") in found:
@@ -212,7 +212,7 @@ class ResultReader:
         return self._ask(base, lambda: self._read(base, names, earlier)) or {} if names else {}
 
     def parents(self, by_base: Mapping[str, Collection[str]]) -> Parents:
-        """Return the parents' ids of executions: see ``Recorder.parents``."""
+        """Return the parents' ids of executions: see ``RecordTracker.parents``."""
         found: dict[str, Mapping[str, Collection[str]]] = {}
         for base, run_ids in by_base.items():
             found |= self._ask(base, partial(_parents, base, run_ids)) or {}
@@ -241,14 +241,14 @@ class ResultReader:
         return found
 
     def _read(self, base: str, names: Collection[str], earlier: Mapping[str, Sequence[str]]) -> tuple[_Found, str]:
-        recorder = Recorder(base, patience=SHORT_PATIENCE)
-        run_ids = find_run_ids(recorder, names, earlier)
+        tracker = RecordTracker(base, patience=SHORT_PATIENCE)
+        run_ids = find_run_ids(tracker, names, earlier)
         if self._run_ids_only:
             return {name: (run_id, {}) for name, run_id in run_ids.items()}, ""
-        results = recorder.get_many(run_ids.values())
+        results = tracker.get_many(run_ids.values())
         found = {name: (run_id, results[run_id]) for name, run_id in run_ids.items() if run_id in results}
         return found, next(map(str, results.problems), "")
 
 
 def _parents(base: str, run_ids: Collection[str]) -> tuple[Parents, str]:
-    return Recorder(base, patience=SHORT_PATIENCE).parents(run_ids), ""
+    return RecordTracker(base, patience=SHORT_PATIENCE).parents(run_ids), ""

@@ -40,7 +40,7 @@ from torchx_kfp.execution.runs.events import (
 from torchx_kfp.execution.runs.reasons import TaskOutcome
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import is_run_id
+from torchx_kfp.tracking.record_tracker import is_run_id
 
 #: The most iterations of a loop that are expected before they start. Argo's limits are lower; a host may report more.
 _MOST_ITERATIONS = 10_000

@@ -52,7 +52,7 @@ from torchx_kfp.execution.pipeline.python_components import RUNTIME_MARK, names_
 from torchx_kfp.execution.pipeline.walk import PodNames
 from torchx_kfp.execution.runs.result import StageResult, last_lines
 from torchx_kfp.execution.runs.watch import ending_signals
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, absolute_base
 
 
 @dataclass(frozen=True)
@@ -373,9 +373,9 @@ class AttemptThread(threading.Thread):
         result = dataclasses.replace(result, execution_id=run_id)
         with contextlib.suppress(TrackerError):  # results are only for display: the stage has ended
             # The directory of the runner may differ from that of the stage.
-            recorder = Recorder(absolute_base(base, plan.directory), patience=SHORT_PATIENCE)
-            result = dataclasses.replace(result, results=recorder.get(run_id))
+            tracker = RecordTracker(absolute_base(base, plan.directory), patience=SHORT_PATIENCE)
+            result = dataclasses.replace(result, results=tracker.get(run_id))
             if not result.exit_code:
-                artifacts = recorder.record(run_id, "artifacts").artifacts
+                artifacts = tracker.record(run_id, "artifacts").artifacts
                 result = dataclasses.replace(result, files=registered_files(plan, artifacts))
         return result

@@ -38,7 +38,7 @@ from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.stage_key import StageKey, digest_of, kept_value
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Recorder, absolute_base
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, absolute_base
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.local.attempt import RunContext
@@ -300,12 +300,12 @@ class Cache:
             return True
         place = base, run_id.partition("/")[0]
         try:
-            recorder = Recorder(absolute_base(base, self._directory), patience=SHORT_PATIENCE)
+            tracker = RecordTracker(absolute_base(base, self._directory), patience=SHORT_PATIENCE)
             with self._asking:
                 if place not in self._recorded:
                     self._recorded[place] = frozenset()
-                    self._recorded[place] = frozenset(recorder.keys(place[1]))
-            artifacts = recorder.record(run_id, "artifacts").artifacts.values() if urls else ()
+                    self._recorded[place] = frozenset(tracker.keys(place[1]))
+            artifacts = tracker.record(run_id, "artifacts").artifacts.values() if urls else ()
             there = {artifact.path for artifact in artifacts if artifact.stored and artifact.stored.are_there()}
         except TrackerError:
             return False

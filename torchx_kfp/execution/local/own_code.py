@@ -33,7 +33,7 @@ from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolv
 from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles, is_python, text_of
 from torchx_kfp.execution.pipeline.values import to_text
 from torchx_kfp.execution.runs.stage_code import unpack_files
-from torchx_kfp.tracking.recorder import list_code
+from torchx_kfp.tracking.record_tracker import list_code
 
 if TYPE_CHECKING:
     from torchx_kfp.execution.local.executors.executor import AttemptPlan

@@ -48,7 +48,7 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.source import Invocation, RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.execution.runs.watch import Terminal, Watch, awaitable_processes
-from torchx_kfp.tracking.recorder import REPLAY, REPLAY_OF, SHORT_PATIENCE, Recorder, absolute_base
+from torchx_kfp.tracking.record_tracker import REPLAY, REPLAY_OF, SHORT_PATIENCE, RecordTracker, absolute_base
 
 #: The folder of replays in an output folder.
 REPLAYS = "replays"
@@ -260,7 +260,7 @@ def _run(
         # This also shows at once whether it can record anything.
         original = invocation.result
         metadata = {REPLAY_OF: (original.execution_id if original is not None else None) or invocation.name}
-        Recorder(absolute_base(plan.tracker_base, plan.directory), patience=SHORT_PATIENCE).add(
+        RecordTracker(absolute_base(plan.tracker_base, plan.directory), patience=SHORT_PATIENCE).add(
             plan.recorded_as, {"metadata": metadata}
         )
     messages: list[StageResult | ReplicaCount] = []

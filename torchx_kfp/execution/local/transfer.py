@@ -33,7 +33,7 @@ from torchx_kfp.execution.pipeline.artifacts import (
 )
 from torchx_kfp.execution.pipeline.placeholders import placeholders_in
 from torchx_kfp.execution.pipeline.values import convert, from_output, large_integers
-from torchx_kfp.tracking.recorder import Artifact as RegisteredArtifact
+from torchx_kfp.tracking.record_tracker import Artifact as RegisteredArtifact
 
 #: By how many seconds the time of a file may lag behind the clock.
 _COARSE = 0.02

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchx_kfp.common.text import counted, shorten
 from torchx_kfp.execution.report.model import Row, as_number, text
-from torchx_kfp.tracking.recorder import Curve
+from torchx_kfp.tracking.record_tracker import Curve
 
 #: The size of a figure, and its margins: left, top, right, bottom.
 WIDTH, HEIGHT = 460.0, 250.0

@@ -23,7 +23,7 @@ from torchx_kfp.execution.report.model import Hyperlink, text
 from torchx_kfp.execution.runs.history import run_with
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
-from torchx_kfp.tracking.recorder import Artifact as RegisteredArtifact
+from torchx_kfp.tracking.record_tracker import Artifact as RegisteredArtifact
 
 #: The most bytes of an artifact on the page; larger ones are only linked.
 MOST_BYTES = 1_000_000

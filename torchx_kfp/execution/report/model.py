@@ -27,8 +27,8 @@ from torchx_kfp.execution.runs.record import RunRecord, missing
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Record, Recorder
-from torchx_kfp.tracking.recorder import Artifact as RegisteredArtifact
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, Record, RecordTracker
+from torchx_kfp.tracking.record_tracker import Artifact as RegisteredArtifact
 
 #: The most characters of a value: usually, in a table's cell, and in an opened value.
 SHORT, CELL, LONG = 100, 40, 20_000
@@ -216,7 +216,7 @@ def read_tracked(record: RunRecord) -> Tracked:
             problems.append(missing(base, why))
             continue
         try:
-            found = Recorder(base, patience=SHORT_PATIENCE).records([record.run_id, *wanted])
+            found = RecordTracker(base, patience=SHORT_PATIENCE).records([record.run_id, *wanted])
             records.update({(base, run_id): found[run_id] for run_id in wanted})
             problems += map(str, found.problems)
             whole = found.get(record.run_id, whole)

@@ -25,7 +25,7 @@ from torchx_kfp.execution.runs import output_dir_words
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import describe_code
+from torchx_kfp.tracking.record_tracker import describe_code
 
 _HERE = Path(__file__).parent
 #: The states of runs that need no retry.

@@ -15,7 +15,7 @@ from torchx_kfp.execution.report.model import Hyperlink, Row, Tracked, inputs_of
 from torchx_kfp.execution.runs.record import RunRecord
 from torchx_kfp.execution.runs.state import StageState
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import Search, Trial
+from torchx_kfp.tracking.record_tracker import Search, Trial
 
 #: The most columns of inputs and results in a table, and the most parents or readers that a stage lists.
 _MOST_COLUMNS, _MOST_LINKS = 24, 12

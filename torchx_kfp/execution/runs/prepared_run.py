@@ -26,11 +26,11 @@ from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import ScopedTask, is_meant, known_bases, known_stages, outline, walk_tasks
 from torchx_kfp.execution.runs.stage_code import keys_of, name_code
 from torchx_kfp.execution.runs.stage_key import StageKey
-from torchx_kfp.tracking.recorder import (
+from torchx_kfp.tracking.record_tracker import (
     SHORT_PATIENCE,
     Code,
     PackedWorkspace,
-    Recorder,
+    RecordTracker,
     absolute_base,
     pack_folders,
 )
@@ -86,11 +86,11 @@ class PreparedRun:
         if not (code or self.keys) or not base or not isinstance(base, str):
             return
         try:
-            recorder = Recorder(base, patience=SHORT_PATIENCE)
+            tracker = RecordTracker(base, patience=SHORT_PATIENCE)
             # A folder of the pods is not created locally.
-            if recorder.folder is None or os.path.isdir(recorder.folder):
+            if tracker.folder is None or os.path.isdir(tracker.folder):
                 stages = {name: (key.parts, key.code.files if key.code else {}) for name, key in self.keys.items()}
-                recorder.add_start(run, code, self.pipeline.name, stages)
+                tracker.add_start(run, code, self.pipeline.name, stages)
         except TorchxKfpError as error:
             # Without code, only a later dry run needs the record.
             if code:
@@ -202,7 +202,7 @@ def _pack(
             "folder of the machine on which it was compiled. Give the Python file of the pipeline instead, or use the "
             f"parameter {WORKSPACE_PARAMETER} (--workspace) instead of Role.workspace."
         )
-    place = _recorder(pipeline, next((str(base) for base in bases if base), ""), directory)
+    place = _record_tracker(pipeline, next((str(base) for base in bases if base), ""), directory)
     packed = {placeholder: pack_folders(place.store, folders, without) for placeholder, folders in wanted.items()}
     workspaces = {listed(wanted[placeholder]): workspace for placeholder, workspace in packed.items()}
     if wanted:
@@ -213,7 +213,7 @@ def _pack(
     return pipeline, workspaces
 
 
-def _recorder(pipeline: Pipeline, base: str, directory: str | None) -> Recorder:
+def _record_tracker(pipeline: Pipeline, base: str, directory: str | None) -> RecordTracker:
     """Open the tracker base under which the code of a run is stored: see ``prepare``."""
     if not base:
         raise ArgumentError(
@@ -221,13 +221,13 @@ def _recorder(pipeline: Pipeline, base: str, directory: str | None) -> Recorder:
             f"{TRACKER_BASE_PARAMETER} (on the command line, --tracker-base)."
         )
     base = absolute_base(base, directory or "")
-    recorder = Recorder(base, patience=SHORT_PATIENCE)
-    if directory is None and recorder.folder is not None and not os.path.isdir(recorder.folder):
+    tracker = RecordTracker(base, patience=SHORT_PATIENCE)
+    if directory is None and tracker.folder is not None and not os.path.isdir(tracker.folder):
         raise ArgumentError(
             f"The code cannot be stored under {base!r}: this machine does not have that folder of the pods. Use a "
             "tracker base that both reach, such as s3://bucket/results, or mount the folder locally as well."
         )
-    return recorder
+    return tracker
 
 
 def _check_parameter(pipeline: Pipeline, arguments: Mapping[str, Any], folder: str) -> None:
@@ -258,8 +258,8 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
         TrackerError: what earlier submissions recorded cannot be read.
     """
     base = prepared.values.get(TRACKER_BASE_PARAMETER)
-    recorder = Recorder(base, patience=SHORT_PATIENCE) if isinstance(base, str) and base else None
-    earlier = [] if recorder is None else recorder.submitted(prepared.pipeline.name)
+    tracker = RecordTracker(base, patience=SHORT_PATIENCE) if isinstance(base, str) and base else None
+    earlier = [] if tracker is None else tracker.submitted(prepared.pipeline.name)
     recorded: dict[str, set[str]] = {}
     found: list[tuple[str, str]] = []
     runs: dict[str, str] = {}
@@ -279,9 +279,9 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
             what = "it has not been submitted yet"
         else:
             what = ", ".join(prepared.keys[stage.name].differences(last.parts(stage.name), last.files(stage.name)))
-        if not what and last is not None and recorder is not None:
+        if not what and last is not None and tracker is not None:
             if last.run_id not in recorded:
-                recorded[last.run_id] = {key.split("/")[1] for key in recorder.keys(last.run_id) if "/" in key}
+                recorded[last.run_id] = {key.split("/")[1] for key in tracker.keys(last.run_id) if "/" in key}
             is_known = stage.decoded.stage in recorded[last.run_id]
             found.append((stage.name, f"cached (from {last.run_id}{'' if is_known else ', if it succeeded there'})"))
         else:

@@ -28,7 +28,7 @@ from torchx_kfp.execution.runs.events import Event
 from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.state import RunState, Session, StageState
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.tracking.recorder import absolute_base
+from torchx_kfp.tracking.record_tracker import absolute_base
 
 
 @dataclass(frozen=True)

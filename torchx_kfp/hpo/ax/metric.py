@@ -15,7 +15,7 @@ from torchx import specs
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import NotRecordedError
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.record_tracker import RecordTracker
 
 #: The suffixes of two results that make one outcome: the mean of several measurements, and its standard error.
 MEAN, SEM = "/mean", "/sem"
@@ -44,11 +44,11 @@ class TorchXMetric(IMetric):  # type: ignore[misc]
             TrackerError: the store failed.
         """
         handle, name = trial_metadata["torchx_app_handle"], self.name
-        recorder = Recorder(trial_metadata["torchx_tracker_base"], patience=PATIENCE)
+        tracker = RecordTracker(trial_metadata["torchx_tracker_base"], patience=PATIENCE)
         results: Mapping[str, Any] = {}
         history: Mapping[str, Any] = {}
-        for run_id in _run_ids(recorder, handle):
-            results, history = recorder.get(run_id) or {}, recorder.record(run_id, "steps").steps
+        for run_id in _run_ids(tracker, handle):
+            results, history = tracker.get(run_id) or {}, tracker.record(run_id, "steps").steps
             if results or history:
                 break
         step = history[name].last.step if name in history else 0
@@ -61,7 +61,7 @@ class TorchXMetric(IMetric):  # type: ignore[misc]
             return step, _number(handle, name, history[name].last.value)
         raise NotRecordedError(
             f"{describe_unknown(f'The trial {handle}', 'result', name, dict.fromkeys([*results, *history]))} Record it "
-            f"in its application, under the tracker base {recorder.tracker_base!r}: current_run().put({name}=...)."
+            f"in its application, under the tracker base {tracker.tracker_base!r}: current_run().put({name}=...)."
         )
 
 
@@ -75,7 +75,7 @@ def _number(handle: str, name: str, value: object) -> float:
     return float(value)
 
 
-def _run_ids(recorder: Recorder, handle: str) -> list[str]:
+def _run_ids(tracker: RecordTracker, handle: str) -> list[str]:
     """Return the possible execution ids of an app, most likely first.
 
     TorchX sets the variable with the execution id to the app handle, ``<scheduler>://<session>/<app>``. On some
@@ -84,7 +84,7 @@ def _run_ids(recorder: Recorder, handle: str) -> list[str]:
     """
     scheduler, session, app = specs.parse_app_handle(handle)
     if scheduler == "kfp":
-        written = recorder.written(app)
+        written = tracker.written(app)
         stages = written.keys() - {app}  # the pipeline run itself may have recorded its code
         return sorted(stages, key=lambda run_id: (written[run_id], run_id), reverse=True)
     # kubernetes: <namespace>:<app>, aws_batch: <queue>:<app>, gcp_batch: <project>:<location>:<app>

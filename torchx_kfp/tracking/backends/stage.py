@@ -17,7 +17,7 @@ from torchx_kfp.contract.carried.storage import PATIENCE
 from torchx_kfp.errors import NotInStageError
 from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.lineage import Lineage, read_lineage, record_start_once
-from torchx_kfp.tracking.recorder import Recorder
+from torchx_kfp.tracking.record_tracker import RecordTracker
 from torchx_kfp.tracking.records import Source
 
 
@@ -34,8 +34,8 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str]) -> None:
-        self._recorder = Recorder(tracker_base, patience=PATIENCE)
-        self.store = self._recorder.store
+        self._record_tracker = RecordTracker(tracker_base, patience=PATIENCE)
+        self.store = self._record_tracker.store
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
         """Register an artifact. A local path is made absolute, because readers may run in another folder."""
@@ -43,24 +43,24 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
 
     def artifacts(self, run_id: str) -> Mapping[str, api.TrackerArtifact]:
         """Return the run's artifacts by name. Without metadata, an artifact's ``metadata`` is None."""
-        found = self._recorder.record(run_id, "artifacts").artifacts
+        found = self._record_tracker.record(run_id, "artifacts").artifacts
         return {name: api.TrackerArtifact(name, it.path, dict(it.metadata) or None) for name, it in found.items()}
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
         """Record metadata of the run: JSON values."""
-        self._recorder.add(run_id, {"metadata": kwargs})
+        self._record_tracker.add(run_id, {"metadata": kwargs})
 
     def metadata(self, run_id: str) -> Mapping[str, object]:
         """Return the metadata of the run by name."""
-        return self._recorder.record(run_id, "metadata").metadata
+        return self._record_tracker.record(run_id, "metadata").metadata
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
         """Record that the run uses another run or an external source, and which of its artifacts."""
-        self._recorder.add(run_id, {"sources": [vars(Source(source_id, artifact_name or None))]})
+        self._record_tracker.add(run_id, {"sources": [vars(Source(source_id, artifact_name or None))]})
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[api.TrackerSource]:
         """Return the sources of the run, each once. With ``artifact_name``, return those with this artifact."""
-        found = self._recorder.record(run_id, "sources").sources
+        found = self._record_tracker.record(run_id, "sources").sources
         return [api.TrackerSource(it.run_id, it.artifact) for it in found if artifact_name in (None, "", it.artifact)]
 
     def lineage(self, run_id: str) -> Lineage:
@@ -74,8 +74,8 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
             parent_run_id: only runs that use this one.
         """
         if parent_run_id is None:
-            return self._recorder.run_ids()
-        records = self._recorder.records(None, "sources")
+            return self._record_tracker.run_ids()
+        records = self._record_tracker.records(None, "sources")
         return sorted(
             run_id
             for run_id, record in records.items()
@@ -83,7 +83,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         )
 
     def __repr__(self) -> str:
-        return f"StageTracker({self._recorder.tracker_base!r})"
+        return f"StageTracker({self._record_tracker.tracker_base!r})"
 
 
 def create(config: str | None = None) -> StageTracker:

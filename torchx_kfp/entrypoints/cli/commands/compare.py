@@ -23,7 +23,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import RunRecords, Selection, parts, titled
-from torchx_kfp.tracking.recorder import Search
+from torchx_kfp.tracking.record_tracker import Search
 
 #: The kinds of facts, in the order of their rows; those of a metric are adjacent.
 _KINDS = {
@@ -137,14 +137,14 @@ def compare_runs(located: Sequence[RunRecords], *, changed: bool) -> Comparison:
 
 def _facts(located: RunRecords, chosen: Selection, is_alone: bool) -> Iterator[_Fact]:
     """Yield the facts about a run; for a single execution (``is_alone``), without the stage's name."""
-    recorder, keys = located.recorder, chosen.keys
+    tracker, keys = located.tracker, chosen.keys
     for name, value in located.arguments.items():
         # Code is compared by digest, not by URL.
         if name != TRACKER_BASE and not (isinstance(value, str) and workspace_digest(value)):
             yield "", "parameter", name, value
     if digest := _digest(located, chosen.name.partition("/")[0]):
         yield "", "code", "workspace", digest[:12]
-    results, records = recorder.get_many(keys), recorder.records(keys, "metadata", "steps", "search")
+    results, records = tracker.get_many(keys), tracker.records(keys, "metadata", "steps", "search")
     yield from _searches({key: records[key].search for key in keys})
     for key in keys:
         stage, record = "" if is_alone else parts(key).get("stage", ""), records[key]
@@ -248,5 +248,5 @@ def _digest(located: RunRecords, run: str) -> str | None:
     """Return the digest of a run's code: that of the parameter ``workspace``, or of the first recorded code."""
     given = located.arguments.get(WORKSPACE)
     digest = workspace_digest(given) if isinstance(given, str) else None
-    code = () if digest else located.recorder.record(run, "code").code
+    code = () if digest else located.tracker.record(run, "code").code
     return code[0].digest if code else digest

@@ -184,5 +184,5 @@ def _get(word: str, located: RunRecords, folder: str, *, overwrite: bool) -> Non
 def _read(located: RunRecords) -> tuple[str, list[tuple[str, Artifact]]]:
     """Return the full name of the run, and its artifacts with the executions that registered them."""
     chosen = located.choose()
-    found = located.recorder.records(chosen.keys, "artifacts")
+    found = located.tracker.records(chosen.keys, "artifacts")
     return chosen.name, [(key, it) for key in chosen.keys for it in found[key].artifacts.values()]

@@ -25,13 +25,13 @@ from torchx_kfp.entrypoints.cli.recorded import (
     Selection,
     last_attempts,
     nothing,
-    open_recorder,
+    open_record_tracker,
     parts,
     titled,
 )
 from torchx_kfp.errors import NotRecordedError
 from torchx_kfp.execution.pipeline.walk import task_name
-from torchx_kfp.tracking.recorder import Recorder, is_replay
+from torchx_kfp.tracking.record_tracker import RecordTracker, is_replay
 from torchx_kfp.tracking.store import pipeline_run
 
 if TYPE_CHECKING:
@@ -97,20 +97,20 @@ def results_command(
     located: RunRecords | None = None
     if run is not None:
         [located] = lookup.locate(run)
-        recorder, chosen = located.recorder, located.choose(located.recorded(results=True))
+        tracker, chosen = located.tracker, located.choose(located.recorded(results=True))
     else:
         base = lookup.base or usual_base(lookup.output_dir)
         if base is None:
             raise click.UsageError("Give a RUN, such as latest, or --tracker-base for all runs there.")
-        recorder = open_recorder(base)
-        chosen = _all(recorder)
+        tracker = open_record_tracker(base)
+        chosen = _all(tracker)
         if any(name == "run" for name, _, _ in comparisons):
             print_message("Without RUN, cached stages count for the run that recorded them.")
         if not (as_json or as_csv or stages or sorts or comparisons):
             _list_runs(chosen.keys)
             return
     named = located.stages if located else {}
-    rows = _select(_read(recorder, chosen, stages), comparisons, sorts, chosen)
+    rows = _select(_read(tracker, chosen, stages), comparisons, sorts, chosen)
     if located is not None and not chosen.keys:
         print_message(located.nothing_recorded(chosen.name))
     elif not rows:
@@ -121,7 +121,7 @@ def results_command(
         _print_rows(rows, chosen, located.name.partition("/")[0] if located else "", named, as_json=as_json)
 
 
-def _read(recorder: Recorder, chosen: Selection, stages: Sequence[str]) -> list[Row]:
+def _read(tracker: RecordTracker, chosen: Selection, stages: Sequence[str]) -> list[Row]:
     """Return a row for each execution that has results, of these stages or, if there are none, of all."""
     found = {key: parts(key) for key in chosen.keys}
     there = sorted({its["stage"] for its in found.values() if its})
@@ -137,26 +137,26 @@ def _read(recorder: Recorder, chosen: Selection, stages: Sequence[str]) -> list[
     wanted = [key for key, its in found.items() if not stages or its.get("stage") in asked]
     return [
         {"execution_id": key, **dict.fromkeys(_OWN), **found[key], "results": results}
-        for key, results in recorder.get_many(wanted).items()
+        for key, results in tracker.get_many(wanted).items()
     ]
 
 
-def _all(recorder: Recorder) -> Selection:
+def _all(tracker: RecordTracker) -> Selection:
     """Return all executions under a tracker base, without replays."""
-    known = recorder.keys()
+    known = tracker.keys()
     if not known:
-        raise nothing(recorder.tracker_base)
+        raise nothing(tracker.tracker_base)
     if replays := {key for key in known if is_replay(key)}:
         runs = sorted({pipeline_run(key) for key in replays})
         names = printable(listed(runs))
         if replays.issuperset(known):
             raise NotRecordedError(
-                f"There are only replays under {recorder.tracker_base!r}: {names}. Name one to see its results."
+                f"There are only replays under {tracker.tracker_base!r}: {names}. Name one to see its results."
             )
         which = "it" if len(runs) == 1 else "one"
         print_message(f"Left out: {counted(len(runs), 'replay')}. Name {which} to see its results: {names}.")
     keys = [key for key in known if key not in replays]
-    return Selection("", tuple(last_attempts(recorder, keys, recorder.tracker_base)))
+    return Selection("", tuple(last_attempts(tracker, keys, tracker.tracker_base)))
 
 
 def _list_runs(keys: Iterable[str]) -> None:

@@ -38,7 +38,7 @@ from torchx_kfp.execution.runs.source import choose_stage
 from torchx_kfp.tracking import Lineage, Link, Result
 from torchx_kfp.tracking.curves import Curve
 from torchx_kfp.tracking.lineage import read_lineage
-from torchx_kfp.tracking.recorder import Artifact, Code, Recorder, Search, describe_code
+from torchx_kfp.tracking.record_tracker import Artifact, Code, RecordTracker, Search, describe_code
 from torchx_kfp.tracking.records import Record
 from torchx_kfp.tracking.store import is_key, pipeline_run, run_id_parts
 
@@ -78,7 +78,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     if lineage:
         show_lineage(located, as_json=as_json)
         return
-    recorder, chosen = located.recorder, located.choose()
+    tracker, chosen = located.tracker, located.choose()
     if not chosen.keys:
         raise NotRecordedError(located.nothing_recorded(chosen.name))
     execution_id, *others = chosen.keys
@@ -97,11 +97,11 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
             f"{listed(map(located.shown, chosen.keys))}. Name one."
         )
     whole_id = pipeline_run(execution_id)
-    records = recorder.records([whole_id, execution_id])
+    records = tracker.records([whole_id, execution_id])
     record, whole = records[execution_id], records[whole_id]
     described = {
         "execution_id": execution_id,
-        "results": recorder.get_many([execution_id]).get(execution_id, {}),
+        "results": tracker.get_many([execution_id]).get(execution_id, {}),
         "arguments": dict(record.arguments),
         "steps": {name: _curve_as_json(curve) for name, curve in record.steps.items()},
         "search": _search_as_json(record.search) if record.search else None,
@@ -287,31 +287,31 @@ def show_lineage(located: RunRecords, *, as_json: bool) -> None:
     They are shown with results and artifacts: used artifacts in brackets, or all artifacts in parentheses if the used
     ones are unknown. A tree has the first parents with one alias; JSON has all, with their starts and code.
     """
-    recorder = located.recorder
-    sources = {run_id: record.sources for run_id, record in recorder.records(None, "sources").items()}
+    tracker = located.tracker
+    sources = {run_id: record.sources for run_id, record in tracker.records(None, "sources").items()}
     named = {source.run_id for found in sources.values() for source in found}
     known = located.recorded() | sources.keys() | named
     chosen = located.choose(known)
-    earlier = earlier_attempts(recorder, known, located.stages, located.earlier) - {*chosen.keys}
+    earlier = earlier_attempts(tracker, known, located.stages, located.earlier) - {*chosen.keys}
     sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
-    lineage = read_lineage(recorder.store, chosen.keys, sources)
+    lineage = read_lineage(tracker.store, chosen.keys, sources)
     if not lineage.links:
         print_message(
             f"No lineage is recorded for {located.word!r}. "
             "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
     # Sources that are not executions have no results, and their names may not be keys.
-    results = recorder.get_many(sorted({*recorder.keys()} & {*runs_of(lineage)}))
+    results = tracker.get_many(sorted({*tracker.keys()} & {*runs_of(lineage)}))
     if as_json:
-        print_json(_as_json(lineage, results, recorder))
+        print_json(_as_json(lineage, results, tracker))
     else:
         _print_trees(lineage, results)
 
 
-def _as_json(lineage: Lineage, results: Results, recorder: Recorder) -> dict[str, Any]:
+def _as_json(lineage: Lineage, results: Results, tracker: RecordTracker) -> dict[str, Any]:
     role = {**dict.fromkeys(lineage.ancestors, "ancestor"), **dict.fromkeys(lineage.run_ids, "asked")}
     runs = list(filter(is_key, runs_of(lineage)))
-    records = recorder.records([*runs, *map(pipeline_run, runs)], "started", "code")
+    records = tracker.records([*runs, *map(pipeline_run, runs)], "started", "code")
 
     def node(run_id: str) -> dict[str, Any]:
         started = records[run_id].started if run_id in records else None

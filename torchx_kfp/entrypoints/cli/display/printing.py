@@ -24,7 +24,7 @@ import click
 
 from torchx_kfp.common.text import clean, counted, escape_json, printable, shorten, size_text, without_passwords
 from torchx_kfp.errors import CorruptResultError
-from torchx_kfp.tracking.recorder import StoredFiles
+from torchx_kfp.tracking.record_tracker import StoredFiles
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

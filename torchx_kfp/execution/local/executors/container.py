@@ -40,7 +40,7 @@ from torchx_kfp.execution.local.kubernetes import memory_folders, pod_user, shar
 from torchx_kfp.execution.local.output import Log
 from torchx_kfp.execution.pipeline.placeholders import read_limits
 from torchx_kfp.execution.runs.result import describe_exit
-from torchx_kfp.tracking.recorder import written_folders
+from torchx_kfp.tracking.record_tracker import written_folders
 
 #: The label of a container with the name of its stage.
 STAGE_LABEL = "torchx-kfp.stage"

@@ -30,7 +30,7 @@ from torchx_kfp.entrypoints.cli.commands.runs import RUN_COLUMNS, UNKNOWN, run_a
 from torchx_kfp.entrypoints.cli.conditions import parse_comparison, select
 from torchx_kfp.entrypoints.cli.display.printing import is_number
 from torchx_kfp.entrypoints.cli.lookup import Lookup, connect, lists_host, names_host, usual_base
-from torchx_kfp.entrypoints.cli.recorded import RunRecords, open_recorder, parts
+from torchx_kfp.entrypoints.cli.recorded import RunRecords, open_record_tracker, parts
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.walk import without_indices
 from torchx_kfp.execution.report.model import read_for_page
@@ -39,7 +39,7 @@ from torchx_kfp.execution.runs.history import RunReader, find_runs
 from torchx_kfp.execution.runs.journal import EVENTS_FILE
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
-from torchx_kfp.tracking.recorder import Recorder, is_replay
+from torchx_kfp.tracking.record_tracker import RecordTracker, is_replay
 from torchx_kfp.tracking.store import pipeline_run
 
 #: The cache is valid for this many seconds, and at least for this multiple of the reading time.
@@ -96,7 +96,7 @@ class Runs:
         self._output_dir = None if names_host(flags) else lookup.output_dir
         self._host = connect(flags, is_patient=names_host(flags)) if lists_host(flags) else None
         if lookup.base:
-            open_recorder(lookup.base)
+            open_record_tracker(lookup.base)
         self._base = lookup.base or usual_base(self._output_dir)
         host = self._host.connection.name if self._host is not None else None
         self.places = list(filter(None, [self._output_dir, host, self._base]))
@@ -131,7 +131,7 @@ class Runs:
         """Return the records of a run; errors as for ``Lookup.locate``."""
         if run.find is not None:
             return self._lookup.recorded(run.find(reads="run ids"))
-        return RunRecords(open_recorder(self._base or ""), run.row["run"])
+        return RunRecords(open_record_tracker(self._base or ""), run.row["run"])
 
     def _readable(self, runs: Iterator[ListedRun]) -> Iterator[ListedRun]:
         try:
@@ -143,23 +143,23 @@ class Runs:
         """Yield the runs with records under the tracker base, without replays and earlier attempts."""
         if self._base is None:
             return
-        recorder = open_recorder(self._base)
-        written = recorder.written()
+        tracker = open_record_tracker(self._base)
+        written = tracker.written()
         left_out = superseded(written) | {key for key in written if is_replay(key)}
         keys: dict[str, list[str]] = {}
         for key in sorted(written.keys() - left_out):
             keys.setdefault(pipeline_run(key), []).append(key)
-        results = self._results(recorder, written)
+        results = self._results(tracker, written)
         for run, its in keys.items():
             row = {**UNKNOWN, "run": run, "started": min(written[key] for key in its)}
             found = _by_stage((parts(key).get("stage", ""), results[key]) for key in its if key in results)
             yield ListedRun(row, found)
 
-    def _results(self, recorder: Recorder, written: Mapping[str, float]) -> Mapping[str, Mapping[str, Any]]:
+    def _results(self, tracker: RecordTracker, written: Mapping[str, float]) -> Mapping[str, Mapping[str, Any]]:
         """Return all results by key; old ones are only read once."""
-        now, keys = time.time(), recorder.keys()
+        now, keys = time.time(), tracker.keys()
         known = {key: self._settled[key] for key in keys if self._settled.get(key, (None,))[0] == written.get(key)}
-        read = recorder.get_many(key for key in keys if key not in known)
+        read = tracker.get_many(key for key in keys if key not in known)
         self._problems += (f"Left out: {error}" for error in read.problems)
         known |= {key: (written.get(key, now), its) for key, its in read.items()}
         self._settled = {key: (at, its) for key, (at, its) in known.items() if at < now - _SETTLED}

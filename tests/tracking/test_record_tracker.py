@@ -11,7 +11,7 @@ from tests.facts import says
 from torchx_kfp.common.git import GitState
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import store
-from torchx_kfp.tracking.recorder import SHORT_PATIENCE, Code, Record, Recorder, absolute_base, is_run_id
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, Code, Record, RecordTracker, absolute_base, is_run_id
 
 
 def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pyt
     assert absolute_base(f"{tmp_path}/results", "/elsewhere") == f"{tmp_path}/results"
     assert absolute_base("memory://results", tmp_path) == "memory://results"
     monkeypatch.chdir(tmp_path)
-    assert Recorder("results", patience=0).folder == f"{tmp_path}/results"
+    assert RecordTracker("results", patience=0).folder == f"{tmp_path}/results"
     monkeypatch.setenv("HOME", f"{tmp_path}/home")
     (tmp_path / "deep" / "real").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "real")
@@ -29,58 +29,58 @@ def test_a_relative_base_belongs_to_a_directory(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_check_leaves_nothing_behind(base: str, tmp_path: Path) -> None:
-    recorder = Recorder(base, patience=SHORT_PATIENCE)
-    recorder.verify_writable()
-    assert recorder.store.list_files() == []
+    tracker = RecordTracker(base, patience=SHORT_PATIENCE)
+    tracker.verify_writable()
+    assert tracker.store.list_files() == []
     (tmp_path / "file").touch()
     with pytest.raises(TrackerError, match="not a directory"):
-        Recorder(str(tmp_path / "file"), patience=SHORT_PATIENCE).verify_writable()
+        RecordTracker(str(tmp_path / "file"), patience=SHORT_PATIENCE).verify_writable()
 
 
 def test_all_that_is_recorded_has_a_time(base: str) -> None:
-    recorder = Recorder(base, patience=SHORT_PATIENCE)
-    recorder["one/train/1"] = {"x": 1}
-    recorder.add("two/train/1", {"metadata": {"x": 1}})
-    assert (recorder.keys(), recorder.run_ids()) == (["one/train/1"], ["two/train/1"])
-    times = recorder.written()
+    tracker = RecordTracker(base, patience=SHORT_PATIENCE)
+    tracker["one/train/1"] = {"x": 1}
+    tracker.add("two/train/1", {"metadata": {"x": 1}})
+    assert (tracker.keys(), tracker.run_ids()) == (["one/train/1"], ["two/train/1"])
+    times = tracker.written()
     assert times.keys() == {"one/train/1", "two/train/1"}
-    assert [recorder.written(run) for run in ("one", "two")] == [{key: times[key]} for key in sorted(times)]
-    assert recorder.last_written() == {"one": times["one/train/1"], "two": times["two/train/1"]}
+    assert [tracker.written(run) for run in ("one", "two")] == [{key: times[key]} for key in sorted(times)]
+    assert tracker.last_written() == {"one": times["one/train/1"], "two": times["two/train/1"]}
 
 
 def test_giants_are_not_read(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else's base may have files of gigabytes in place of records."""
-    recorder, giant = Recorder(base, patience=SHORT_PATIENCE), b"{}" + b" " * 2000
-    recorder["one/train/1"] = {"x": 1}
-    recorder.store.write("two/train/1", giant)
-    recorder.store.write(".torchx_kfp/runs/two/train/1/1.metadata", giant)
+    tracker, giant = RecordTracker(base, patience=SHORT_PATIENCE), b"{}" + b" " * 2000
+    tracker["one/train/1"] = {"x": 1}
+    tracker.store.write("two/train/1", giant)
+    tracker.store.write(".torchx_kfp/runs/two/train/1/1.metadata", giant)
     monkeypatch.setattr(store, "LARGEST_RECORD", 1000)
-    results, records = recorder.get_many(recorder.keys()), recorder.records(["two/train/1"])
+    results, records = tracker.get_many(tracker.keys()), tracker.records(["two/train/1"])
     assert (results, records) == ({"one/train/1": {"x": 1}}, {})
     assert ["larger than" in str(error) for error in results.problems + records.problems] == [True, True]
 
 
 def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(base, patience=SHORT_PATIENCE)
-    recorder["one/train/1"] = {"x": 1}
+    tracker = RecordTracker(base, patience=SHORT_PATIENCE)
+    tracker["one/train/1"] = {"x": 1}
     code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", changed=True)), Code("b" * 64))
-    recorder.add_start("one", code[:1])
-    recorder.add_start("one", [Code("a" * 64), code[1]])
-    recorder.add_start("two", code[1:])
-    recorder.add("one/train/1", {"metadata": {"x": 1}})
+    tracker.add_start("one", code[:1])
+    tracker.add_start("one", [Code("a" * 64), code[1]])
+    tracker.add_start("two", code[1:])
+    tracker.add("one/train/1", {"metadata": {"x": 1}})
     one = Record(code=code)
     stage, two = Record(metadata={"x": 1}), Record(code=code[1:])
-    assert recorder.records() == {"one": one, "one/train/1": stage, "two": two}
-    assert recorder.records(["one", "three"]) == {"one": one, "one/train/1": stage}
-    assert recorder.records(["one/train/1"]) == {"one/train/1": stage}
-    assert recorder.records(["one"], "code") == {"one": Record(code=code)}
-    assert recorder.records([f"run-{number}" for number in range(100)] + ["two"])["two"] == two
-    assert (recorder.run_ids(), sorted(recorder.last_written())) == (["one/train/1"], ["one", "two"])
+    assert tracker.records() == {"one": one, "one/train/1": stage, "two": two}
+    assert tracker.records(["one", "three"]) == {"one": one, "one/train/1": stage}
+    assert tracker.records(["one/train/1"]) == {"one/train/1": stage}
+    assert tracker.records(["one"], "code") == {"one": Record(code=code)}
+    assert tracker.records([f"run-{number}" for number in range(100)] + ["two"])["two"] == two
+    assert (tracker.run_ids(), sorted(tracker.last_written())) == (["one/train/1"], ["one", "two"])
     assert caplog.text == ""
     # What cannot be understood is left out, and named once.
-    recorder.add("one", {"code": [{"size": 1}], "metadata": {"lost": "x"}})
+    tracker.add("one", {"code": [{"size": 1}], "metadata": {"lost": "x"}})
     for _ in range(2):
-        records = recorder.records(["one"])
+        records = tracker.records(["one"])
         assert records == {"one": one, "one/train/1": stage}
         [problem] = records.problems
     assert isinstance(problem, CorruptResultError)
@@ -89,13 +89,13 @@ def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_files_of_others_among_the_entries_are_left_out(base: str) -> None:
-    recorder = Recorder(base, patience=SHORT_PATIENCE)
-    recorder.add("one/train/1", {"metadata": {"x": 1}})
+    tracker = RecordTracker(base, patience=SHORT_PATIENCE)
+    tracker.add("one/train/1", {"metadata": {"x": 1}})
     for name in ("1.metadata", "one/train/1/notes", "one/train/1/1.unknown"):
-        recorder.store.write(f".torchx_kfp/runs/{name}", b"x")
-    records = recorder.records()
+        tracker.store.write(f".torchx_kfp/runs/{name}", b"x")
+    records = tracker.records()
     assert records == {"one/train/1": Record(metadata={"x": 1})}
-    assert (records.problems, recorder.run_ids()) == ([], ["one/train/1"])
+    assert (records.problems, tracker.run_ids()) == ([], ["one/train/1"])
 
 
 @pytest.mark.parametrize("text", ["", "a/b", "b/train/1", "a/train/1/2", "a/../1", "a/.torchx_kfp/1", "a//1"])

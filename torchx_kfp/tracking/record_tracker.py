@@ -47,7 +47,7 @@ __all__ = [
     "Curve",
     "PackedWorkspace",
     "Record",
-    "Recorder",
+    "RecordTracker",
     "Search",
     "StoredFiles",
     "Submitted",
@@ -66,7 +66,7 @@ _LAST_SUBMITTED = 20
 _PROBE = f"{PRIVATE}/probe"
 
 
-class Recorder(FsspecResultTracker):
+class RecordTracker(FsspecResultTracker):
     """A tracker that also reads and writes the other records of runs.
 
     Malformed entries are left out, with a warning in the log, and listed in ``Records.problems``.
