@@ -202,9 +202,9 @@ def check_name(name: object, where: str) -> None:
 
 
 def single_resources(role: specs.Role) -> dict[str, str]:
-    """Return the resources of a stage without an engine: see ``parse_resources``."""
+    """Return the resources of a stage without an engine: see ``resource_amounts``."""
     resource, where = role.resource, f"role {role.name!r}"
-    amounts = parse_resources(resource, where)
+    amounts = resource_amounts(resource, where)
     if 0 < resource.memMB < LAUNCHER_MB:
         raise AppDefError(
             f"resource.memMB of {where} is {resource.memMB}, but KFP's launcher runs within the stage's limit. It "
@@ -220,7 +220,7 @@ def single_resources(role: specs.Role) -> dict[str, str]:
     return amounts
 
 
-def parse_resources(resource: specs.Resource, where: str) -> dict[str, str]:
+def resource_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
     """Return cpu, memory and devices in the notation of Kubernetes; 0 and -1 request nothing, as in TorchX."""
     cpu = _amount(resource.cpu, f"resource.cpu of {where}")
     memory = _amount(resource.memMB, f"resource.memMB of {where}")
@@ -230,10 +230,10 @@ def parse_resources(resource: specs.Resource, where: str) -> dict[str, str]:
         amounts["cpu"] = f"{int(cpu * 1000)}m"
     if memory >= 1:
         amounts["memory"] = f"{int(memory)}M"
-    return amounts | _parse_devices(resource, where)
+    return amounts | _device_amounts(resource, where)
 
 
-def parse_node_selector(role: specs.Role) -> dict[str, str]:
+def role_node_selector(role: specs.Role) -> dict[str, str]:
     """Return the node labels of the role's capabilities."""
     selector = {}
     for name, value in role.resource.capabilities.items():
@@ -247,7 +247,7 @@ def parse_node_selector(role: specs.Role) -> dict[str, str]:
     return selector
 
 
-def parse_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
+def role_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
     """Return the role's persistent volume claims and their mount paths."""
     volumes: list[tuple[str, str]] = []
     check_mounts(role)
@@ -282,7 +282,7 @@ def check_mounts(role: specs.Role) -> None:
         paths.add(path)
 
 
-def parse_retries(role: specs.Role) -> int:
+def role_retries(role: specs.Role) -> int:
     """Return the number of retries of a failed stage."""
     return whole_number(role.max_retries, f"max_retries of role {role.name!r}", 0)
 
@@ -292,7 +292,7 @@ def shown_value(value: object) -> str:
     return "a pipeline channel" if contains_channel(value) else repr(value)
 
 
-def parse_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
+def role_workspace_folders(role: specs.Role, where: str) -> dict[str, str]:
     """Return the folders of a role's workspace, with the path of each in the workspace; {} without a workspace.
 
     TorchX 0.7.0 does not have this field; its runner passes schedulers a string.
@@ -331,7 +331,7 @@ def _amount(value: object, where: str) -> float:
     return value
 
 
-def _parse_devices(resource: specs.Resource, where: str) -> dict[str, str]:
+def _device_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
     """Return the number of devices of each type."""
     if GPU in resource.devices and resource.gpu not in (-1, 0, resource.devices[GPU]):
         raise AppDefError(

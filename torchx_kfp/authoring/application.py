@@ -16,10 +16,10 @@ from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp.authoring.appdef import (
-    parse_node_selector,
-    parse_retries,
-    parse_volumes,
-    parse_workspace_folders,
+    role_node_selector,
+    role_retries,
+    role_volumes,
+    role_workspace_folders,
     shown_value,
     single_resources,
     single_role,
@@ -94,15 +94,15 @@ def single_application(app: specs.AppDef, options: StageOptions) -> Application:
     tracked = options.tracker_base is not None
     # The script of a stage with outputs finds the pipeline run without a variable.
     needs_run = {protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL} if tracked and not options.publishing else {}
-    retrying = retry_words(parse_retries(role), output_placeholder(RUN_ID) if tracked else None)
+    retrying = retry_words(role_retries(role), output_placeholder(RUN_ID) if tracked else None)
     return replace(
         application,
         env={**tracker_env(options.trackers), **application.env},
         field_paths={**application.field_paths, **needs_run},
         starter=[*application.starter, *((word,) for word in retrying)],
         resources=single_resources(role),
-        node_selector=parse_node_selector(role),
-        volumes=parse_volumes(role),
+        node_selector=role_node_selector(role),
+        volumes=role_volumes(role),
     )
 
 
@@ -204,7 +204,7 @@ def parse_workspace(workspace: object) -> Text:
 
 def role_workspace(role: specs.Role, options: StageOptions) -> Text:
     """Return the workspace of a role: its own folders, or the stage's option ``workspace``."""
-    folders = parse_workspace_folders(role, f"role {role.name!r}")
+    folders = role_workspace_folders(role, f"role {role.name!r}")
     if not folders:
         return parse_workspace(options.workspace)
     if options.workspace:

@@ -25,7 +25,7 @@ from torchx_kfp.errors import AppDefError
 if TYPE_CHECKING:  # `torchx_kfp.engines` is imported without TorchX
     from torchx import specs
 
-__all__ = ["ENGINES", "Engine", "Job", "JobSet", "TrainJob", "parse_engine"]
+__all__ = ["ENGINES", "Engine", "Job", "JobSet", "TrainJob", "named_engine"]
 
 #: A JSON object for the launcher's ``fill``.
 Manifest = dict[str, Any]
@@ -437,7 +437,7 @@ def _not_patchable(pod: Manifest) -> Iterator[str]:
 ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet, TrainJob)}
 
 
-def parse_engine(engine: object) -> Engine | None:
+def named_engine(engine: object) -> Engine | None:
     """Return the engine that the option ``engine`` names; None if there is none.
 
     Raises:

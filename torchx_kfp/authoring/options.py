@@ -112,7 +112,7 @@ class StageOptions:
         ):
             raise AppDefError(f"inputs is {given!r}. Give patterns of files without ':', such as ['data/*.csv'].")
         # Copies: later changes of the caller's dicts have no effect.
-        object.__setattr__(self, "secrets", parse_secrets(self.secrets))
+        object.__setattr__(self, "secrets", check_secrets(self.secrets))
         _mapping("trackers", self.trackers, _TRACKERS_EXAMPLE)
         if self.trackers is not None:
             object.__setattr__(self, "trackers", dict(self.trackers))
@@ -143,7 +143,7 @@ class SharedOptions(StageOptions):
 OF_FUNCTIONS = ("image", "env", "resource")
 
 
-def parse_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:
+def check_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:
     """Validate the secrets, and return a copy."""
     for secret, variables in _mapping("secrets", secrets, _SECRETS_EXAMPLE).items():
         for key, variable in _mapping(f"secrets[{secret!r}]", variables, _SECRETS_EXAMPLE).items():

@@ -14,7 +14,7 @@ from torchx import specs
 from torchx_kfp.authoring.appdef import check_app, check_name
 from torchx_kfp.authoring.application import Application, env_words, single_application
 from torchx_kfp.authoring.channels import parse_checked
-from torchx_kfp.authoring.engines import parse_engine
+from torchx_kfp.authoring.engines import named_engine
 from torchx_kfp.authoring.naming import component_name, input_name, is_shell_variable, stage_name
 from torchx_kfp.authoring.options import PROTOCOL_VARIABLES, Secrets, StageOptions, check_variables, parse_outputs
 from torchx_kfp.authoring.reads import Readable, ReadSource, TrackerBase, is_list, parse_reads, parse_tracker_base
@@ -92,7 +92,7 @@ def plan_stage(
                 f"tracked=True, {what}=...)."
             )
     name = _stage_name(options, app.name)
-    main, engine = app.roles[0], parse_engine(options.engine)
+    main, engine = app.roles[0], named_engine(options.engine)
     application = launcher(app, options, engine, name) if engine else single_application(app, options)
     variables = env_words(application, f"role {main.name!r}", first=options.tracker_base is None)
     description = description or f"TorchX application {app.name}, role {main.name}"

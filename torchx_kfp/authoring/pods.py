@@ -11,7 +11,7 @@ from typing import Any
 from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import role_to_pod, sanitize_for_serialization
 
-from torchx_kfp.authoring.appdef import check_mounts, parse_node_selector, parse_resources, whole_number
+from torchx_kfp.authoring.appdef import check_mounts, resource_amounts, role_node_selector, whole_number
 from torchx_kfp.authoring.engines import ROLE_LABEL, STAGE_LABEL, Engine, Manifest, marker
 from torchx_kfp.errors import AppDefError
 
@@ -47,9 +47,9 @@ def pod_template(
         env: the variables from secrets and fields of the pod.
     """
     check_mounts(role)
-    selector = parse_node_selector(role)
-    amounts = parse_resources(role.resource, f"role {role.name!r}")
-    plain = specs.Role(role.name, image, mounts=role.mounts, port_map=parse_ports(role))
+    selector = role_node_selector(role)
+    amounts = resource_amounts(role.resource, f"role {role.name!r}")
+    plain = specs.Role(role.name, image, mounts=role.mounts, port_map=role_ports(role))
     pod: Manifest = sanitize_for_serialization(role_to_pod(name, plain, None))
     (container,) = pod["spec"]["containers"]
     container |= {
@@ -72,7 +72,7 @@ def pod_template(
     return pod
 
 
-def parse_ports(role: specs.Role) -> dict[str, int]:
+def role_ports(role: specs.Role) -> dict[str, int]:
     """Return the ports by names that Kubernetes accepts: 15 characters, with a letter, each in one place."""
     ports: dict[str, int] = {}
     for name, port in (role.port_map or {}).items():

@@ -14,7 +14,7 @@ from torchx import specs
 from torchx_kfp.authoring.appdef import (
     FIELDS,
     check_role,
-    parse_retries,
+    role_retries,
     shown_value,
     whole_number,
 )
@@ -170,7 +170,7 @@ def _check_roles(app: specs.AppDef) -> None:
     """Check the fields of all roles that do not differ from engine to engine."""
     for role in app.roles:
         where = check_role(app, role)
-        parse_retries(role)
+        role_retries(role)
         most = whole_number(role.num_replicas, f"num_replicas of {where}", 1)
         fewest = getattr(role, "min_replicas", None)
         if fewest is not None and whole_number(fewest, f"min_replicas of {where}", 1) > most:

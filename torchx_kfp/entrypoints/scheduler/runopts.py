@@ -98,9 +98,9 @@ def configured_options() -> dict[str, str]:
 
 
 def _engine(name: str, queue: str) -> Engine | None:
-    from torchx_kfp.authoring.engines import parse_engine
+    from torchx_kfp.authoring.engines import named_engine
 
-    engine = parse_engine(name or None)
+    engine = named_engine(name or None)
     if engine is None and queue:
         raise ArgumentError(f"queue is {queue!r}, but no engine is given. Give one, such as -cfg engine=job")
     return replace(engine, queue=queue or None) if engine else None
