@@ -266,9 +266,9 @@ class Suite:
     def arguments(self, pipeline: Pipeline, arguments: Mapping[str, Any], base: str) -> dict[str, Any]:
         """Return the arguments with the tracker base and the workspace, where the pipeline has them."""
         given = {name: self.place.image_of(it) if isinstance(it, str) else it for name, it in arguments.items()}
-        if "tracker_base" in pipeline.root.inputs:
+        if "tracker_base" in pipeline.root.parameter_inputs:
             given["tracker_base"] = base
-            if "workspace" in pipeline.root.inputs:
+            if "workspace" in pipeline.root.parameter_inputs:
                 given["workspace"] = self.stored(base)
         return given
 

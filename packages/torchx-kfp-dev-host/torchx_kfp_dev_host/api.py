@@ -219,7 +219,7 @@ def _given(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _verify_arguments(pipeline: Pipeline, arguments: Mapping[str, Any], before: str) -> None:
     before += "Failed to generate the ExecutionSpec: invalid pipeline job inputs: "
-    for name, parameter in pipeline.root.inputs.items():
+    for name, parameter in pipeline.root.parameter_inputs.items():
         if name not in arguments and not parameter.has_default and not parameter.optional:
             cause = f"parameter {name} is not optional, yet has neither default value nor user provided value"
             raise Refused(400, 3, f"{before}Invalid input error: {cause}", cause)

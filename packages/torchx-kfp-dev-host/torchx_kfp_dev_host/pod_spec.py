@@ -15,7 +15,7 @@ def pod_spec_patch(component: Component, inputs: Mapping[str, Any]) -> str:
     """Return the patch of a stage's pod as JSON; ``inputs`` are all inputs, including artifacts."""
     container = component.container
     assert container is not None
-    known = {**dict.fromkeys(component.inputs), **inputs}
+    known = {**dict.fromkeys(component.parameter_inputs), **inputs}
     given: dict[str, Any] = {}
     if values := {name: value for name, value in inputs.items() if not is_artifact(value)}:
         given["parameterValues"] = values

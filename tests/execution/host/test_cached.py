@@ -184,7 +184,7 @@ def long(tracker_base: str):
 def test_the_time_for_a_loop_of_cached_stages_grows_with_its_length() -> None:
     """Each poll of a run looks for run ids."""
     places = list(walk_tasks(load_pipeline(long), arguments={"tracker_base": "/results"}))
-    [reads] = [place.task.inputs for place in places if place.name == "best"]
+    [reads] = [place.task.parameters for place in places if place.name == "best"]
 
     def seconds(length: int) -> float:
         names = [f"{name}[{number}]" for name in ("trial", "score") for number in range(length)]
@@ -210,6 +210,6 @@ def test_the_time_for_a_loop_of_cached_stages_grows_with_its_length() -> None:
 )
 def test_run_ids_that_may_be_of_another_execution_are_not_taken(scores: list[str], expected: dict[str, str]) -> None:
     places = list(walk_tasks(load_pipeline(long), arguments={"tracker_base": "/results"}))
-    [reads] = [place.task.inputs for place in places if place.name == "best"]
+    [reads] = [place.task.parameters for place in places if place.name == "best"]
     ends = {f"score[{number}]": StageResult("", "score", State.CACHED) for number in range(2)}
     assert cached_run_ids(places, ends, {"best": dict.fromkeys(reads, scores)}, lambda by_base: {}) == expected

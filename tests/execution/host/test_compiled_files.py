@@ -136,7 +136,7 @@ def test_a_file_may_leave_values_to_whoever_starts_it(program: Program, tmp_path
     assert done.returncode == 0, done.stderr
     for fact in ("need values for tracker_base, word", "-p NAME=VALUE", "--workspace ."):
         assert fact in done.stderr
-    parameters = load_file(tmp_path / "file.yaml").root.inputs
+    parameters = load_file(tmp_path / "file.yaml").root.parameter_inputs
     assert [name for name, its in parameters.items() if not its.has_default] == ["tracker_base", "word"]
     wrong = program("compile", "file.py", "-p", "wrod=x")
     assert (wrong.returncode, wrong.stdout) == (2, "")
@@ -145,7 +145,7 @@ def test_a_file_may_leave_values_to_whoever_starts_it(program: Program, tmp_path
     again = program("compile", "file.yaml", "-p", "word=x", "--fresh", "app", "-o", "again.yaml")
     assert again.returncode == 0, again.stderr
     found = load_file(tmp_path / "again.yaml")
-    assert found.root.inputs["word"].default == "x"
+    assert found.root.parameter_inputs["word"].default == "x"
     assert found.root.dag is not None
     assert [task.caches for task in found.root.dag.tasks.values()] == [False]
     assert next(iter(load_file(tmp_path / "file.yaml").root.dag.tasks.values())).caches

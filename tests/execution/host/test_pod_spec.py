@@ -42,7 +42,7 @@ def test_the_recorded_pods_are_those_that_the_pipeline_describes(name: str) -> N
         component = place_of(pipeline.pipeline, stage, {}).component
         assert component.container is not None
         inputs = spec.inputs(component)
-        assert inputs.keys() >= component.inputs.keys()
+        assert inputs.keys() >= component.parameter_inputs.keys()
         facts = PlaceholderValues(parameters=inputs)
         words = [word if word == EXECUTOR_INPUT else resolve_text(word, facts) for word in component.container.words]
         assert (list(spec.words), spec.image) == (words, resolve_text(component.container.image, facts))

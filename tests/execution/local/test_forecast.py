@@ -52,7 +52,7 @@ def said(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any)
     fresh = options.pop("fresh", ())
     given = {"tracker_base": "results", **(arguments or {})}
     loaded = load_pipeline(pipeline)
-    given = {name: value for name, value in given.items() if name in loaded.root.inputs}
+    given = {name: value for name, value in given.items() if name in loaded.root.parameter_inputs}
     prepared = prepare(loaded, given, directory=".", without=["runs"], fresh=fresh)
     return dict(dry_run(prepared, output_dir="runs", **options))
 

@@ -80,14 +80,14 @@ class RunInputs:
         from torchx_kfp.entrypoints.cli.pipeline_files import split_words
 
         arguments = parse_arguments(pipeline, split_words(self.words))
-        parameter = pipeline.root.inputs.get(TRACKER_BASE)
+        parameter = pipeline.root.parameter_inputs.get(TRACKER_BASE)
         base = self.tracker_base
         if base is not None and parameter is None:
-            names = ", ".join(pipeline.root.inputs) or "none"
+            names = ", ".join(pipeline.root.parameter_inputs) or "none"
             raise ArgumentError(
                 f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
-                f"{'Name the right one with -p, or add' if pipeline.root.inputs else 'Add'} it to the pipeline's "
-                f"function, and pass it to the stages: Stages({TRACKER_BASE}={TRACKER_BASE})."
+                f"{'Name the right one with -p, or add' if pipeline.root.parameter_inputs else 'Add'} it to the "
+                f"pipeline's function, and pass it to the stages: Stages({TRACKER_BASE}={TRACKER_BASE})."
             )
         if base is not None and TRACKER_BASE in arguments:
             raise ArgumentError(f"The tracker base is given twice: --tracker-base {base} and -p {TRACKER_BASE}=...")

@@ -75,7 +75,7 @@ def roles_of(record: RunRecord) -> dict[str, StageRoles]:
     except PipelineFileError:
         return {}
     roles: dict[str, StageRoles] = {}
-    defaults = {name: one.default for name, one in pipeline.root.inputs.items() if one.has_default}
+    defaults = {name: one.default for name, one in pipeline.root.parameter_inputs.items() if one.has_default}
     for stage in known_stages(pipeline, {**defaults, **record.arguments}):
         name = stage.name
         if several := stage.decoded.replica_roles:

@@ -235,7 +235,7 @@ class PodSpec:
         given = as_object(self.executor_input.get("inputs"))
         values: dict[str, Any] = {}
         for name, value in as_object(given.get("parameterValues")).items():
-            parameter = component.inputs.get(name)
+            parameter = component.parameter_inputs.get(name)
             values[name] = convert(value, parameter.type if parameter is not None else "")
         return {**values, **_artifacts(given, component.artifact_inputs)}
 

@@ -90,8 +90,8 @@ def plan_attempt(run: TaskRun, context: RunContext, pod_name: str) -> AttemptPla
     placeholders = PlaceholderValues(
         parameters=values,
         workspace=context.constants["workspace_path"],
-        unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(values),
-        output_files={name: str(made / "outputs" / name) for name in component.outputs},
+        unset=frozenset((*component.parameter_inputs, *component.artifact_inputs)) - frozenset(values),
+        output_files={name: str(made / "outputs" / name) for name in component.parameter_outputs},
         output_artifacts={
             name: Artifact(name, kind, str(made / "artifacts" / name))
             for name, kind in component.artifact_outputs.items()

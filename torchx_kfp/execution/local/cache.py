@@ -153,7 +153,10 @@ class Cache:
             "version": _VERSION,
             "image": container.image,
             "command": container.words,
-            "outputs": [dict(component.outputs), {name: it.title for name, it in component.artifact_outputs.items()}],
+            "outputs": [
+                dict(component.parameter_outputs),
+                {name: it.title for name, it in component.artifact_outputs.items()},
+            ],
             "variables": {
                 name: {"digest": digest_of(it)} if name in plan.secrets else it for name, it in variables.items()
             },

@@ -89,7 +89,7 @@ class _Forecaster:
 
     def _reads(self, run: TaskRun, name: str) -> str:
         """Return the stage because of which an input of a task is unknown."""
-        source = run.task.inputs.get(name) or run.task.artifacts.get(name)
+        source = run.task.parameters.get(name) or run.task.artifacts.get(name)
         if isinstance(source, FromTask):
             return self._runs.get(run.dag.runs[source.task], source.task)
         return self._given.get(run.dag, {}).get(source.name, "") if isinstance(source, FromInput) else ""
@@ -168,7 +168,7 @@ class _Forecaster:
         """End a stage with unknown outputs."""
         run.state = state
         self._runs[run] = run.name
-        run.outputs = dict.fromkeys([*run.component.outputs, *run.component.artifact_outputs], UNKNOWN)
+        run.outputs = dict.fromkeys([*run.component.parameter_outputs, *run.component.artifact_outputs], UNKNOWN)
         self.found.append(StageForecast(run.name, what))
 
     def _end_without_running(self, run: TaskRun, state: State, what: str, stage: str = "") -> None:
@@ -179,5 +179,7 @@ class _Forecaster:
         self.found += (StageForecast(name, what) for name in names)
         if stage:
             self._runs[run] = stage
-            outputs = run.component.as_dag().outputs if run.component.dag is not None else run.component.outputs
+            outputs = (
+                run.component.as_dag().outputs if run.component.dag is not None else run.component.parameter_outputs
+            )
             run.outputs = dict.fromkeys(outputs, UNKNOWN)

@@ -44,7 +44,7 @@ def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str)
     """Return the only output of a task that would create a volume claim: the claim's name."""
     suffix = inputs.get("pvc_name_suffix") or ""
     name = inputs.get("pvc_name") or f"{run_id}{suffix}"
-    return dict.fromkeys(component.outputs, name)
+    return dict.fromkeys(component.parameter_outputs, name)
 
 
 def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:

@@ -121,13 +121,15 @@ def _task_problems(scoped: ScopedTask, in_container: bool) -> Iterator[str]:
     unknown = [name for name, source in task.artifacts.items() if isinstance(source, Other)]
     if unknown:
         yield f"takes an artifact that does not come from a task ({joined(unknown)}). {_ON_KFP}"
-    for name, source in task.inputs.items():
+    for name, source in task.parameters.items():
         if isinstance(source, Other):
             yield f"takes {source.kind} as its input {name!r}. {_ON_KFP}"
         elif isinstance(source, (FromInput, FromTask)) and source.selector and not is_field_selector(source.selector):
             yield f"has the expression {source.selector!r} for its input {name!r}. {_ON_KFP}"
-    for parameter in component.inputs.values():
-        if parameter.type not in (*TYPE_NAMES, *FROM_KFP) and not isinstance(task.inputs.get(parameter.name), Other):
+    for parameter in component.parameter_inputs.values():
+        if parameter.type not in (*TYPE_NAMES, *FROM_KFP) and not isinstance(
+            task.parameters.get(parameter.name), Other
+        ):
             yield f"has the input {parameter.name!r} of the type {parameter.type}. {_ON_KFP}"
     if task.loop is not None and component.dag is None:
         yield f"is a loop that does not contain a pipeline. {_ON_KFP}"
@@ -153,7 +155,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
             f"has no command, so it runs the default command of the image {container.image!r}, and images are not used "
             "locally. Give the component a command, or run the stage in its image (--docker)"
         )
-    names = [("output", name) for name in (*component.outputs, *component.artifact_outputs)]
+    names = [("output", name) for name in (*component.parameter_outputs, *component.artifact_outputs)]
     for what, name in [*names, *(("input", name) for name in component.artifact_inputs)]:
         # The name is also that of a file in the stage's folder.
         if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name) > _LONGEST_NAME:

@@ -339,7 +339,7 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
     decoded = decode_command(plan.words)
     if overrides.shell or (decoded.stage and decoded.tracker_base):
         # Its records replace KFP's outputs, which nobody reads.
-        left = dataclasses.replace(run.component, outputs={}, artifact_outputs={})
+        left = dataclasses.replace(run.component, parameter_outputs={}, artifact_outputs={})
         plan = dataclasses.replace(plan, component=left)
     return plan, decoded
 
@@ -382,7 +382,7 @@ def _differences(
     if time_limit(component.platform):
         ignored.append("its time limit")
     original = invocation.place.component.container
-    texts = [*(original.words if original else ()), *map(str, invocation.place.task.inputs.values())]
+    texts = [*(original.words if original else ()), *map(str, invocation.place.task.parameters.values())]
     if invocation.record.folder is None and any(WORKSPACE in text for text in texts):
         ignored.append("KFP's workspace, which only the pods of the run had")
     if any(ignored):

@@ -126,7 +126,7 @@ def run(
             )
         arguments = {**arguments, TRACKER_BASE_PARAMETER: os.fspath(tracker_base)}
     loaded = load_pipeline(pipeline)
-    for parameter in options.keys() & loaded.root.inputs.keys() - RunKeywords.__annotations__.keys():
+    for parameter in options.keys() & loaded.root.parameter_inputs.keys() - RunKeywords.__annotations__.keys():
         raise TypeError(f"{parameter!r} is a parameter of the pipeline. Pass it as arguments={{{parameter!r}: ...}}.")
     prepared = prepare(
         loaded,

@@ -228,7 +228,9 @@ def read_outputs(plan: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]
         reported, artifacts = read_report(text, declared)
     except ValueError as error:
         raise ValueError(f"wrote a report that {error}: {report}") from None
-    outputs = {name: _read_output(plan, name, type_, reported) for name, type_ in plan.component.outputs.items()}
+    outputs = {
+        name: _read_output(plan, name, type_, reported) for name, type_ in plan.component.parameter_outputs.items()
+    }
     folder, kept = f"{plan.made}/artifacts", set()
     for artifact in artifacts.values():
         kept |= {os.path.relpath(place, folder).split("/")[0] for place in (artifact.uri, artifact.path) if place}

@@ -49,8 +49,8 @@ def _of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
             f"takes an artifact ({joined(names)}), which cannot be passed to a run. Import it by its URI "
             "(dsl.importer), or use the pipeline inside another one",
         )
-    used = any(FromInput(TRACKER_BASE) in task.inputs.values() for task in pipeline.root.as_dag().tasks.values())
-    if TRACKER_BASE in pipeline.root.inputs and not used:
+    used = any(FromInput(TRACKER_BASE) in task.parameters.values() for task in pipeline.root.as_dag().tasks.values())
+    if TRACKER_BASE in pipeline.root.parameter_inputs and not used:
         yield Finding(
             Kind.NOT_RECORDED,
             "the pipeline",
@@ -77,7 +77,7 @@ def _of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[F
         if place.inside is not None or place.task.condition or place.looped:
             continue
         for role in place.component.decoded.replica_roles:
-            source = place.task.inputs.get(parameter_of(role.count) or "")
+            source = place.task.parameters.get(parameter_of(role.count) or "")
             if not isinstance(source, FromInput) or source.selector:
                 continue
             value = arguments.get(source.name)

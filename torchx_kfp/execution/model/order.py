@@ -26,7 +26,7 @@ def of_loop(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
             "of names or locations, and have each stage find its own artifact",
         )
         return
-    sources = [source for source in task.inputs.values() if isinstance(source, FromInput | FromTask)]
+    sources = [source for source in task.parameters.values() if isinstance(source, FromInput | FromTask)]
     if selectors := [source.selector for source in sources if source.selector]:
         yield (
             Kind.FAILS,

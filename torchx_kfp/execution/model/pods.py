@@ -152,7 +152,7 @@ def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
     roles = component.decoded.replica_roles
     if not roles:
         return
-    takes_config = any(parameter.type == _CONFIG_TYPE for parameter in component.inputs.values())
+    takes_config = any(parameter.type == _CONFIG_TYPE for parameter in component.parameter_inputs.values())
     if not takes_config and (lost := list(dict.fromkeys(_lost(component, roles)))):
         yield (
             Kind.CHANGED,

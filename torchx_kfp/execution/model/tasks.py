@@ -43,7 +43,7 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
     """Yield the findings about the inputs of a task: their sources, and their values in KFP's driver."""
     task, component, nested = place.task, place.component, place.component.dag is not None
     problems = dict(place.resolved.problems)
-    for name, source in task.inputs.items():
+    for name, source in task.parameters.items():
         if isinstance(source, FromInput) and not place.has_input(source.name):
             problems.pop(name, None)
             yield (
@@ -55,7 +55,7 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
         elif isinstance(source, Constant):
             yield from _constant(name, source.value, nested)
     loop = place.inside.task.loop if place.inside is not None else None
-    for name, source in (*task.inputs.items(), *task.artifacts.items()):
+    for name, source in (*task.parameters.items(), *task.artifacts.items()):
         if isinstance(source, FromInput) and loop is not None and source.name == loop.from_input:
             problems.pop(name, None)
             yield (
@@ -66,7 +66,7 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
         if isinstance(source, FromTask):
             yield from collected(pipeline, place.scope, name, source.task, source.output)
     program = parse_command(component.container.words) if component.container is not None else None
-    for name, source in {**task.inputs, **task.artifacts}.items():
+    for name, source in {**task.parameters, **task.artifacts}.items():
         annotation = annotation_of(program, name) if program is not None else ""
         if name in task.artifacts and re.match(r"(typing\.)?Optional\[", annotation):
             yield (
@@ -97,7 +97,7 @@ def _problems_of_items(place: ScopedTask) -> dict[str, str]:
     assert around is not None
     loop = around.task.loop
     assert loop is not None
-    sources = [source for source in place.task.inputs.values() if isinstance(source, FromInput)]
+    sources = [source for source in place.task.parameters.values() if isinstance(source, FromInput)]
     # ``local.preflight`` refuses other expressions.
     taken = [it.name for it in sources if not it.selector or is_field_selector(it.selector)]
     found: dict[str, str] = {}
@@ -262,13 +262,13 @@ def _pod_texts(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, st
 
 def _type_of(pipeline: Pipeline, place: ScopedTask, name: str) -> str:
     """Return the type of an input, which KFP's compiler does not declare if only an image or a limit uses it."""
-    source = place.task.inputs.get(name)
-    declared = place.component.inputs.get(name)
+    source = place.task.parameters.get(name)
+    declared = place.component.parameter_inputs.get(name)
     if declared is None and isinstance(source, FromInput) and not source.selector:
-        declared = place.scope.inputs.get(source.name)
+        declared = place.scope.parameter_inputs.get(source.name)
     if declared is None and isinstance(source, FromTask):
         made = pipeline.component_of(place.scope.as_dag().tasks[source.task])
-        return made.outputs.get(source.output, "STRING")
+        return made.parameter_outputs.get(source.output, "STRING")
     return declared.type if declared is not None else "STRING"
 
 
@@ -298,7 +298,7 @@ def of_settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
             f"sets {joined(names)} on the task, which KFP's cache does not look at: after a change, the stage returns "
             "its earlier outputs there. Pass it as an argument (variables of an AppDef count), or turn off its cache",
         )
-    taken = [name for name, parameter in component.inputs.items() if parameter.type == "TASK_CONFIG"]
+    taken = [name for name, parameter in component.parameter_inputs.items() if parameter.type == "TASK_CONFIG"]
     if taken and not component.decoded.replica_roles:
         yield (
             Kind.CHANGED,

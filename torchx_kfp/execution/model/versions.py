@@ -99,7 +99,7 @@ def _words(place: ScopedTask) -> tuple[str, ...]:
 @_of_tasks
 def _task_config(place: ScopedTask) -> _Found:
     component = place.component
-    if component.handed_on or any(its.type == "TASK_CONFIG" for its in component.inputs.values()):
+    if component.handed_on or any(its.type == "TASK_CONFIG" for its in component.parameter_inputs.values()):
         yield (
             Kind.WORKS_LOCALLY,
             "takes the settings of its task (dsl.TaskConfig), and KFP before 2.15 rejects such a pipeline. Compile "
@@ -130,7 +130,7 @@ def _optional(place: ScopedTask) -> _Found:
 
 @_of_tasks
 def _literals(place: ScopedTask) -> _Found:
-    if names := [name for name, its in place.component.inputs.items() if its.literals]:
+    if names := [name for name, its in place.component.parameter_inputs.items() if its.literals]:
         yield (
             Kind.WORKS_LOCALLY,
             f"has inputs of a Literal type ({joined(names)}), and KFP before 2.16 rejects such a pipeline. "
@@ -139,7 +139,7 @@ def _literals(place: ScopedTask) -> _Found:
 
 
 def _literals_of_the_pipeline(checked: Checked) -> Iterator[Finding]:
-    if names := [name for name, its in checked.pipeline.root.inputs.items() if its.literals]:
+    if names := [name for name, its in checked.pipeline.root.parameter_inputs.items() if its.literals]:
         yield Finding(
             Kind.WORKS_LOCALLY,
             "the pipeline",
@@ -151,7 +151,7 @@ def _literals_of_the_pipeline(checked: Checked) -> Iterator[Finding]:
 
 @_of_tasks
 def _times(place: ScopedTask) -> _Found:
-    for name, source in place.task.inputs.items():
+    for name, source in place.task.parameters.items():
         if isinstance(source, Constant) and source.value in _TIMES:
             yield (
                 Kind.CHANGED,
@@ -221,7 +221,7 @@ def _numbers(place: ScopedTask) -> _Found:
 
 def _items(place: ScopedTask, name: str) -> list[Any]:
     """Return the values that an input has in the iterations of a loop over constants."""
-    source, around = place.task.inputs.get(name), place.inside
+    source, around = place.task.parameters.get(name), place.inside
     fields: list[str] = []
     while isinstance(source, FromInput) and around is not None:
         fields = [*_FIELD.findall(source.selector), *fields]
@@ -230,7 +230,7 @@ def _items(place: ScopedTask, name: str) -> list[Any]:
             for field in fields:
                 found = [item[field] for item in found if isinstance(item, dict) and field in item]
             return list(found)
-        source, around = around.task.inputs.get(source.name), around.inside
+        source, around = around.task.parameters.get(source.name), around.inside
     return []
 
 

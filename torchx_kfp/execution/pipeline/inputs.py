@@ -82,8 +82,8 @@ class TaskInputs:
 def inputs_of_root(root: Component, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the inputs of a pipeline; its arguments are the values of all parameters, or None if unknown."""
     if arguments is None:
-        return dict.fromkeys((*root.inputs, *root.artifact_inputs), UNKNOWN)
-    return {**{name: None if its.optional else UNKNOWN for name, its in root.inputs.items()}, **arguments}
+        return dict.fromkeys((*root.parameter_inputs, *root.artifact_inputs), UNKNOWN)
+    return {**{name: None if its.optional else UNKNOWN for name, its in root.parameter_inputs.items()}, **arguments}
 
 
 def resolve(
@@ -106,11 +106,11 @@ def resolve(
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}
     if component.dag is not None:
-        for name, parameter in component.inputs.items():
-            if parameter.optional and name not in task.inputs:
+        for name, parameter in component.parameter_inputs.items():
+            if parameter.optional and name not in task.parameters:
                 values[name] = convert(parameter.default, parameter.type) if parameter.has_default else None
-    for name, source in {**task.inputs, **task.artifacts}.items():
-        declared = component.inputs.get(name)
+    for name, source in {**task.parameters, **task.artifacts}.items():
+        declared = component.parameter_inputs.get(name)
         try:
             value = _value(source, scope, output, placeholders, is_artifact_input=name in task.artifacts)
             if value is not UNKNOWN:
@@ -121,8 +121,8 @@ def resolve(
                 problems[name] = str(error)
         except ValueError as error:
             problems[name] = str(error)
-    for name, parameter in component.inputs.items():
-        is_given = name in task.inputs or name in values or parameter.optional or parameter.has_default
+    for name, parameter in component.parameter_inputs.items():
+        is_given = name in task.parameters or name in values or parameter.optional or parameter.has_default
         if not is_given and (task.loop is None or task.loop.item_input != name):
             problems[name] = "it is not passed on"
     return TaskInputs(values, problems)
@@ -148,7 +148,7 @@ def item_of(loop: Loop, component: Component, item: Any) -> Any:
     Raises:
         ValueError: its type is not that of their input.
     """
-    declared = component.inputs.get(loop.item_input)
+    declared = component.parameter_inputs.get(loop.item_input)
     if item is UNKNOWN or is_artifact(item) or declared is None:
         return item
     try:
@@ -161,7 +161,7 @@ def with_defaults(component: Component, values: Mapping[str, Any]) -> dict[str, 
     """Return the inputs of a stage as KFP's launcher has them: with the component's defaults for those not given."""
     defaults = {
         name: convert(parameter.default, parameter.type)
-        for name, parameter in component.inputs.items()
+        for name, parameter in component.parameter_inputs.items()
         if parameter.has_default and name not in values
     }
     return {**defaults, **values}
@@ -170,7 +170,7 @@ def with_defaults(component: Component, values: Mapping[str, Any]) -> dict[str, 
 def inputs_of_stage(task: Task, component: Component, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of a stage as its command has them: with defaults, and constants without placeholders."""
     every = with_defaults(component, values)
-    constants = [name for name, source in task.inputs.items() if isinstance(source, Constant) and name in every]
+    constants = [name for name, source in task.parameters.items() if isinstance(source, Constant) and name in every]
     known = {name: value for name, value in every.items() if value is not UNKNOWN and name not in constants}
     return {**every, **{name: resolve_value(every[name], PlaceholderValues(parameters=known)) for name in constants}}
 
@@ -208,7 +208,7 @@ def importer_uri(importer: Importer, task: Task, scope: Mapping[str, Any]) -> An
         uri = importer.uri.value
     else:
         # KFP's importer has no driver: it takes only an input of its scope.
-        source = task.inputs.get(importer.uri.name)
+        source = task.parameters.get(importer.uri.name)
         if not isinstance(source, FromInput) or source.selector:
             kind = "the output of another task" if isinstance(source, FromTask) else "text, or a field of a loop's item"
             raise ValueError(

@@ -141,8 +141,8 @@ def _component(name: str, spec: dict[str, Any], executors: dict[str, Any], setti
     return Component(
         name=name,
         kind=kind,
-        inputs={key: _parameter(key, value) for key, value in inputs.get("parameters", {}).items()},
-        outputs={key: value["parameterType"] for key, value in outputs.get("parameters", {}).items()},
+        parameter_inputs={key: _parameter(key, value) for key, value in inputs.get("parameters", {}).items()},
+        parameter_outputs={key: value["parameterType"] for key, value in outputs.get("parameters", {}).items()},
         artifact_inputs=_artifact_types(inputs),
         optional_artifacts=frozenset(
             key for key, value in inputs.get("artifacts", {}).items() if value.get("isOptional")
@@ -226,7 +226,7 @@ def _task(name: str, spec: dict[str, Any]) -> Task:
         name=name,
         display_name=str(spec.get("taskInfo", {}).get("name") or name),
         component=spec["componentRef"]["name"],
-        inputs=sources,
+        parameters=sources,
         depends_on=tuple(dict.fromkeys(depends_on)),
         condition=trigger.get("condition", "") or None,
         ignores_failures=trigger.get("strategy") == ALWAYS,

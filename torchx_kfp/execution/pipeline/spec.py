@@ -120,7 +120,8 @@ class Task:
     name: str
     display_name: str
     component: str
-    inputs: Mapping[str, Origin] = field(default_factory=dict)
+    #: Where its input parameters come from.
+    parameters: Mapping[str, Origin] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     condition: str | None = None
     #: Whether it ignores upstream failures, as exit tasks and tasks with ``ignore_upstream_failure`` do.
@@ -202,8 +203,8 @@ class Component:
 
     name: str
     kind: str
-    inputs: Mapping[str, Parameter] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
+    parameter_inputs: Mapping[str, Parameter] = field(default_factory=dict)
+    parameter_outputs: Mapping[str, str] = field(default_factory=dict)
     artifact_inputs: Mapping[str, ArtifactType] = field(default_factory=dict)
     optional_artifacts: frozenset[str] = frozenset()
     artifact_outputs: Mapping[str, ArtifactType] = field(default_factory=dict)

@@ -331,7 +331,7 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any], *, may_
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the message lists all of them.
     """
-    parameters = pipeline.root.inputs
+    parameters = pipeline.root.parameter_inputs
     given = {
         name: value
         for name, value in arguments.items()
@@ -343,19 +343,23 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any], *, may_
 
 def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
     """Return the default arguments of a run."""
-    parameters = pipeline.root.inputs.items()
+    parameters = pipeline.root.parameter_inputs.items()
     return {name: convert(its.default, its.type) for name, its in parameters if its.has_default}
 
 
 def missing_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> list[str]:
     """Return the required parameters without a value."""
-    return [name for name, its in pipeline.root.inputs.items() if name not in arguments and not _may_be_missing(its)]
+    return [
+        name
+        for name, its in pipeline.root.parameter_inputs.items()
+        if name not in arguments and not _may_be_missing(its)
+    ]
 
 
 def describe_parameters(pipeline: Pipeline) -> str:
     """Describe the parameters in one line each: ``name: type = default``."""
     lines = []
-    for name, parameter in sorted(pipeline.root.inputs.items(), key=lambda item: _may_be_missing(item[1])):
+    for name, parameter in sorted(pipeline.root.parameter_inputs.items(), key=lambda item: _may_be_missing(item[1])):
         line = f"  {name}: {TYPE_NAMES.get(parameter.type, parameter.type)}"
         if parameter.has_default:
             default = convert(parameter.default, parameter.type)
@@ -372,9 +376,9 @@ def _collect(
     values: dict[str, Any] = {}
     problems = []
     for name, value in given.items():
-        parameter = pipeline.root.inputs.get(name)
+        parameter = pipeline.root.parameter_inputs.get(name)
         if parameter is None:
-            problems.append(f"There is no parameter {name!r}.{did_you_mean(name, pipeline.root.inputs)}")
+            problems.append(f"There is no parameter {name!r}.{did_you_mean(name, pipeline.root.parameter_inputs)}")
             continue
         try:
             values[name] = read(value, parameter.type)

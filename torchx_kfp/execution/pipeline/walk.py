@@ -106,9 +106,13 @@ class ScopedTask:
         """Return whether the scope has an input with this name, so that the task can take it."""
         around = self.inside
         if around is None:
-            return name in self.scope.inputs
+            return name in self.scope.parameter_inputs
         loop = around.task.loop
-        return name in around.component.inputs or name in around.task.inputs or (loop and loop.item_input) == name
+        return (
+            name in around.component.parameter_inputs
+            or name in around.task.parameters
+            or (loop and loop.item_input) == name
+        )
 
     @functools.cached_property
     def scope_inputs(self) -> Mapping[str, Any]:

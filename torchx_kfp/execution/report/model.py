@@ -101,7 +101,7 @@ def inputs_of(record: RunRecord, stage: StageState) -> dict[str, Any]:
 
 def _name_in_pipeline(name: str, place: ScopedTask) -> str:
     """Return the pipeline's name for an input of a stage, or "" if there is none, as for parts of its command."""
-    inputs, source = place.task.inputs, place.task.inputs.get(name)
+    inputs, source = place.task.parameters, place.task.parameters.get(name)
     is_tracked = place.component.decoded.tracker_base is not None
     if is_tracked and isinstance(source, Constant) and is_stage_input(name):
         return ""
@@ -129,7 +129,7 @@ def loop_items(record: RunRecord) -> dict[str, dict[int, Any]]:
         loops[stage.path] = next(around.path for around in place.around if around.task.loop is not None)
         items = by_loop.setdefault(loops[stage.path], {})
         for name, value in stage.result.inputs.items():
-            if _origin(place.task.inputs.get(name))[0] == "item" and isinstance(value, str | int | float):
+            if _origin(place.task.parameters.get(name))[0] == "item" and isinstance(value, str | int | float):
                 items.setdefault(stage.indices[0], value)
     return {path: by_loop[loop] for path, loop in loops.items()}
 

@@ -187,7 +187,7 @@ class RunReader(RunSource):
                 "Run the pipeline again."
             )
         # Names become parts of paths, and the folder may be another user's.
-        known = {*place.component.inputs, *place.component.artifact_inputs}
+        known = {*place.component.parameter_inputs, *place.component.artifact_inputs}
         inputs = {name: value for name, value in {**started.inputs, **started.artifacts}.items() if name in known}
         return Invocation(record, pipeline, name, place, place.component, inputs, started.pod_name)
 

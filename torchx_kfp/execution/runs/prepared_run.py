@@ -231,7 +231,7 @@ def _record_tracker(pipeline: Pipeline, base: str, directory: str | None) -> Rec
 
 
 def _check_parameter(pipeline: Pipeline, arguments: Mapping[str, Any], folder: str) -> None:
-    if WORKSPACE_PARAMETER not in pipeline.root.inputs:
+    if WORKSPACE_PARAMETER not in pipeline.root.parameter_inputs:
         raise ArgumentError(
             f"The workspace {folder!r} needs a pipeline with the parameter {WORKSPACE_PARAMETER!r}, which "
             f"{pipeline.name!r} lacks. Give its function {WORKSPACE_PARAMETER}: str = '', and its stages the option: "
@@ -298,6 +298,6 @@ def _reads(stage: ScopedTask, path: str) -> bool:
 
 def _sources(stage: ScopedTask) -> Iterator[str]:
     for around in stage.around:
-        for source in (*around.task.inputs.values(), *around.task.artifacts.values()):
+        for source in (*around.task.parameters.values(), *around.task.artifacts.values()):
             if isinstance(source, FromTask):
                 yield source.task if around.inside is None else f"{around.inside.path}/{source.task}"

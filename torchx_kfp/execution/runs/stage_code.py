@@ -90,7 +90,10 @@ def keys_of(pipeline: Pipeline, values: Mapping[str, Any], codes: Mapping[str, C
         parts = {
             "image": container.image,
             "command": container.words,
-            "outputs": [dict(component.outputs), {name: it.title for name, it in component.artifact_outputs.items()}],
+            "outputs": [
+                dict(component.parameter_outputs),
+                {name: it.title for name, it in component.artifact_outputs.items()},
+            ],
             "inputs": {name: kept_value(value) for name, value in stage.inputs.items() if not is_code_name(value)},
         }
         found[stage.name] = StageKey(parts, codes.get(stage.name))
@@ -163,7 +166,7 @@ def _items(place: ScopedTask, arguments: Mapping[str, Any]) -> Iterator[str]:
         with contextlib.suppress(ValueError):
             yield json.dumps(json.loads(loop.raw or '""'), ensure_ascii=False)
     if any(loop.raw is None for loop in loops):
-        sources = [source for around in place.around for source in around.task.inputs.values()]
+        sources = [source for around in place.around for source in around.task.parameters.values()]
         constants = [source.value for source in sources if isinstance(source, Constant)]
         values = [*constants, *(value for name, value in arguments.items() if name != WORKSPACE_PARAMETER)]
         yield from (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)

@@ -101,7 +101,7 @@ def run_command(
     options["fail_fast"] = options["fail_fast"] or None
 
     def usual(pipeline: Pipeline) -> str | None:
-        parameter = pipeline.root.inputs[TRACKER_BASE]
+        parameter = pipeline.root.parameter_inputs[TRACKER_BASE]
         if parameter.default is None:
             return usual_base()
         # Containers only get folders named by the user, not by the pipeline.

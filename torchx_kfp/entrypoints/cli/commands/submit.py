@@ -127,7 +127,7 @@ def prepare_submission(
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
     is_empty = not prepared.values.get(WORKSPACE) and WORKSPACE not in prepared.arguments
-    if is_empty and WORKSPACE in prepared.pipeline.root.inputs:
+    if is_empty and WORKSPACE in prepared.pipeline.root.parameter_inputs:
         print_message(
             f"The pipeline's {WORKSPACE!r} is empty: stages run the code in their images. To send the code in this "
             "folder, add --workspace ."
