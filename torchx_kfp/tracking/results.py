@@ -34,7 +34,7 @@ def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
     Raises:
         RefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
     """
-    return {_name(key, name): _value(key, name, value) for name, value in _named(key, results).items()}
+    return {_name(name): _value(name, value) for name, value in _named(key, results).items()}
 
 
 def join_named(key: str, given: Iterable[Mapping[str, T]], named: Mapping[str, T]) -> dict[str, T]:
@@ -104,48 +104,46 @@ def results_frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.D
     return pandas.DataFrame(rows, index=index, columns=[*parts, *names])
 
 
-def _name(key: str, name: object) -> str:
+def _name(name: object) -> str:
     if not isinstance(name, str):
-        raise RefusedError(
-            f"A result of the key {shown(key)} has the name {shown(name)} of type {type(name).__name__}. Names are str."
-        )
+        raise RefusedError(f"A result has the name {shown(name)} of type {type(name).__name__}. Names are str.")
     if not name:
-        raise RefusedError(f"A result of the key {shown(key)} has an empty name. Give it one.")
-    _utf8(key, name, name)
+        raise RefusedError("A result has an empty name. Give it one.")
+    _utf8(name, name)
     return str.__str__(name)
 
 
-def _value(key: str, name: str, value: object) -> Result:
+def _value(name: str, value: object) -> Result:
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
         if value.bit_length() > _MAX_INT_BITS:
             raise RefusedError(
-                f"The result {shown(name)} of the key {shown(key)} is an int of more than 4,298 digits, "
-                "which JSON readers do not accept. Put it as a float."
+                f"The result {shown(name)} is an int of more than 4,298 digits, which JSON readers do not accept. Put "
+                "it as a float."
             )
         return int(value)
     if isinstance(value, float):
         return float(value)
     if isinstance(value, str):
-        size = len(_utf8(key, name, value))
+        size = len(_utf8(name, value))
         if size > MAX_STR_BYTES:
             raise RefusedError(
-                f"The result {shown(name)} of the key {shown(key)} is a str of {size:,} bytes in UTF-8; the limit is "
-                f"{MAX_STR_BYTES:,} bytes. Store the text elsewhere and put its URL."
+                f"The result {shown(name)} is a str of {size:,} bytes in UTF-8; the limit is {MAX_STR_BYTES:,} bytes. "
+                "Store the text elsewhere and put its URL."
             )
         return str.__str__(value)
     item = scalar(value)
     if item is not None:
-        return _value(key, name, item)
+        return _value(name, item)
     module = type(value).__module__
     kind = type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"
     found = "None" if value is None else f"of type {kind}: {shown(value)}"
     raise RefusedError(
-        f"The result {shown(name)} of the key {shown(key)} is {found}. Results are int, float, bool "
-        f"and str of at most {MAX_STR_BYTES:,} bytes. Convert it with float(...) or str(...), put a number of it, such "
-        f"as its mean(), or record all of it as metadata, current_run().add_metadata({{{shown(name)}: ...}}), which a "
-        "stage that declares a list or dict (results={name: list}) also passes on to KFP."
+        f"The result {shown(name)} is {found}. Results are int, float, bool and str of at most {MAX_STR_BYTES:,} "
+        "bytes. Convert it with float(...) or str(...), put a number of it, such as its mean(), or record all of it as "
+        f"metadata, current_run().add_metadata({{{shown(name)}: ...}}), which a stage that declares a list or dict "
+        "(results={name: list}) also passes on to KFP."
     )
 
 
@@ -161,11 +159,11 @@ def scalar(value: object) -> Result | None:
     return found if isinstance(found, (int, float, str)) else None
 
 
-def _utf8(key: str, name: str, text: str) -> bytes:
+def _utf8(name: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
         raise RefusedError(
-            f"The result {shown(name)} of the key {shown(key)} contains half of a surrogate pair, which cannot be "
-            'written as UTF-8. Replace it, for example with text.encode("utf-8", "replace").decode().'
+            f"The result {shown(name)} contains half of a surrogate pair, which cannot be written as UTF-8. Replace "
+            'it, for example with text.encode("utf-8", "replace").decode().'
         ) from None
