@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.execution.report.runs import play
 from tests.programs import Program
-from torchx_kfp.entrypoints.cli.display.printing import show_value
+from torchx_kfp.entrypoints.cli.display.printing import show_value, this_command
 from torchx_kfp.entrypoints.cli.display.summary import print_stages
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
@@ -48,6 +49,23 @@ def test_text_of_any_language_is_text_in_json_and_in_lines(call: Program, tmp_pa
     assert "\u65e5\u672c \u00e9" in lines
     # An encoding without these characters has their escapes.
     assert json.loads(call(*run, "--json", PYTHONIOENCODING="ascii").stdout.splitlines()[-2])["results"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "program"),
+    [("/", "/bin/torchx-kfp"), ("bin", "torchx-kfp"), ("lib", "/bin/torchx-kfp"), (".", "bin/torchx-kfp")],
+)
+def test_a_program_that_is_not_on_path_has_its_path(
+    folder: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib").mkdir()
+    there = tmp_path / "bin" / "torchx-kfp"
+    there.touch()
+    monkeypatch.setattr(sys, "argv", [str(there)])
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(tmp_path / folder)
+    assert this_command("runs") == f"{tmp_path if program.startswith('/') else ''}{program} runs"
 
 
 URL = "s3://bucket/results/experiments-of-this-year/" + "a-long-name/" * 12 + "model.bin"

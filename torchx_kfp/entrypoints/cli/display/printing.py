@@ -134,7 +134,7 @@ def this_command(*words: str) -> str:
     program = Path(sys.argv[0])
     found = shutil.which(_PROGRAM)
     if program.name == _PROGRAM and (found is None or not program.samefile(found)):
-        inside = program.is_relative_to(Path.cwd())
+        inside = program.is_relative_to(Path.cwd()) and Path.cwd() != Path("/")
         return shlex.join([str(program.relative_to(Path.cwd()) if inside else program), *words])
     return shlex.join([_PROGRAM, *words])
 
