@@ -29,6 +29,16 @@ def test_a_terminal_dims_what_is_the_same(call: Program, project: Path) -> None:
     assert "\x1b" not in plain
 
 
+def test_stages_have_their_names_of_other_tables(call: Program, project: Path) -> None:
+    tracker = FsspecResultTracker(str(project / "base"))
+    for loss, run_id in enumerate(("one", "two")):
+        tracker[f"{run_id}/fit_model/fit-model_1"] = {"loss": loss}
+    shown = call("compare", "--tracker-base", "base", "one", "two")
+    assert shown.stdout.splitlines()[-1].split() == ["fit-model", "loss", "0", "1", "+1"]
+    (row,) = json.loads(call("compare", "--tracker-base", "base", "one", "two", "--json").stdout)["rows"]
+    assert row["stage"] == "fit_model"  # a part of the execution ids
+
+
 @dsl.pipeline(name="coded")
 def coded(tracker_base: str, workspace: str = ""):
     app = AppDef("a", [Role("r", image="i", entrypoint="true")])

@@ -230,7 +230,7 @@ def _say_cached(run: str, cached: Iterable[str]) -> None:
     """Print on stderr the cached stages of the run, and the runs of their results."""
     origins: dict[str, list[str]] = {}
     for key in cached:
-        origins.setdefault(key.partition("/")[0], []).append(key.split("/")[1])
+        origins.setdefault(key.partition("/")[0], []).append(task_name(key.split("/")[1]))
     for origin, stages in origins.items():
         print_message(f"Cached in {printable(run)}: {listed(dict.fromkeys(stages), 20)}, from {printable(origin)}.")
 

@@ -23,6 +23,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 from torchx_kfp.entrypoints.cli.flags import json_option
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs
 from torchx_kfp.entrypoints.cli.recorded import RunRecords, Selection, parts, titled
+from torchx_kfp.execution.pipeline.walk import task_name
 from torchx_kfp.tracking.record_tracker import Search
 
 #: The kinds of facts, in the order of their rows; those of a metric are adjacent.
@@ -106,7 +107,7 @@ class Comparison:
             for name, label in zip(names, self.labels, strict=True)
         ]
         return [
-            Column("stage"),
+            Column("stage", lambda row: task_name(row["stage"])),  # as in the tables of runs
             Column("name", _name_of),
             *(Column(title, partial(_text_of, label=label), right=True) for title, label in runs),
             *([Column("difference", _difference_of, right=True)] if len(runs) == 2 else []),
