@@ -294,12 +294,13 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
 
     Raises:
         UnknownRunError: no run has this name, or several do.
+        ArgumentError: there are no runs.
     """
     if os.sep in name and is_run(Path(name)):
         return Path(name)
     folders = {folder.name: folder for folder in find_runs(output_dir)}
     if not folders:
-        raise UnknownRunError(f"There are no runs in {str(output_dir)!r}. Give the --output-dir of the runs.")
+        raise ArgumentError(f"There are no runs in {str(output_dir)!r}. Give the --output-dir of the runs.")
     if name in folders:
         return folders[name]
     if name == LATEST:
