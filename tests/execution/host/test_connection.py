@@ -209,6 +209,21 @@ def test_a_redirect_to_a_page_to_sign_in_is_recognized(server: Scripted) -> None
             call(RUNS)
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<h2>Log in to Your Account</h2><a href='/auth/ldap'>Log in with LDAP</a>",
+        "<form><input type='password' name='p'></form>",
+        "<script>location.href = '/login?next=/'</script>",
+        "<a>Sign in</a>",
+    ],
+)
+def test_a_page_to_sign_in_is_recognized(server: Scripted, page: str) -> None:
+    server.script = lambda request: Reply(f"<html>{page}</html>", kind="text/html")
+    with pytest.raises(HostCredentialsError, match=says("page to sign in", "TORCHX_KFP_COOKIES")):
+        connect(server).get(RUNS)
+
+
 # What is repeated
 
 

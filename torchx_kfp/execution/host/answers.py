@@ -27,6 +27,8 @@ _LONGEST = 600
 _MOST_OF_MESSAGE = 20_000
 #: Parts of the addresses of pages that ask for a password.
 _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
+#: Parts of such pages.
+_SIGN_IN_PAGE = re.compile(rb"type=[\"']?password|\b(?:sign|log)[ _-]?in\b")
 #: The advice after a POST whose answer was lost.
 MAYBE_ACCEPTED = "The host may have accepted it: check there before you try again."
 #: The sentence for a host with several users if the settings name no namespace.
@@ -108,7 +110,7 @@ class Answer:
         page = self.body[:20_000].lower()
         leads_there = any(part in self.url.lower() for part in _SIGN_IN)
         return (leads_there and (self.is_page or self.is_redirect)) or (
-            self.is_page and (b'type="password"' in page or b"sign in" in page)
+            self.is_page and _SIGN_IN_PAGE.search(page) is not None
         )
 
     @property
