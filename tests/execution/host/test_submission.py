@@ -97,7 +97,7 @@ def test_the_check_reads_the_settings_of_the_submission(monkeypatch: pytest.Monk
         monkeypatch.setenv("TORCHX_KFP_STORAGE_FOLDER", "/mnt/results")
         monkeypatch.setenv("TORCHX_KFP_HOST", "https://other.example.com")
         # The settings of another host are not used, and not for the check.
-        with pytest.warns(UserWarning, match="are not used for"):
+        with pytest.warns(UserWarning, match=f"are not used for {server.url}.$"):
             host = connect(server.url)
         with pytest.raises(UnsupportedPipelineError, match="lost with the pod"):
             submit(one, arguments, host=host)

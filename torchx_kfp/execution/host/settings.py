@@ -245,7 +245,7 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
             if given.keys() - {*_HOSTS}:
                 warnings.append(
                     f"The settings of {place} are for {printable(str(given[theirs][0]))}, so they are not used for "
-                    f"{printable(str(found[ours][0]))} of {found[ours][1]}."
+                    f"{printable(str(found[ours][0]))}."
                 )
         else:
             known = {*found, *(_TOKENS if _TOKENS & found.keys() else ())}
