@@ -262,7 +262,7 @@ def test_a_post_that_may_have_been_accepted_is_not_repeated(
     server: Scripted, reply: Reply | None, facts: list[str]
 ) -> None:
     server.script = lambda request: reply
-    with pytest.raises(HostError, match=says(*facts, "may have accepted it", "look there before")) as caught:
+    with pytest.raises(HostError, match=says(*facts, "may have accepted it", "check there before")) as caught:
         connect(server).post(RUNS, {})
     assert isinstance(caught.value, HostAnswerLostError | HostUnreachableError)
     assert "later" not in str(caught.value)

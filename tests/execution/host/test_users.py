@@ -94,7 +94,7 @@ def test_doctor(alice: Program, shared: SharedHost) -> None:
     assert found["version"] == "KFP 2.17.0, for several users."
     assert found["login"] == "Runs can be listed and submitted in the namespace 'team-a'."
     without = {each["subject"]: each for each in json.loads(_without(alice)("doctor", "--json").stdout)["checks"]}
-    assert re.search(says("several users", "--namespace"), without["login"]["found"])
+    assert re.search(says("multi-user", "--namespace"), without["login"]["found"])
     assert len(shared.runs) == 1, "doctor starts none"
 
 
@@ -173,7 +173,7 @@ def _without(alice: Program) -> Program:
 def test_without_a_namespace(alice: Program, shared: SharedHost, words: tuple[str, ...]) -> None:
     done = _without(alice)(*words)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    facts = ("The host has several users, and no namespace is given", "--namespace", "TORCHX_KFP_NAMESPACE")
+    facts = ("The host is multi-user, and no namespace is given", "--namespace", "TORCHX_KFP_NAMESPACE")
     assert re.search(says(*facts), done.stderr), done.stderr
     assert not shared.runs
 
