@@ -152,7 +152,8 @@ def test_the_experiment_of_a_run(
     with scripted(lambda request: Reply({"experiment_id": "1", "run_id": uuid(2)})) as server:
         submit(small, experiment=given, host=server.url)
         assert [request.body for request in server.requests if request.method == "POST"][:-1] == [body]
-        assert ("namespace=alice" in server.requests[0].path) is ("namespace" in body)
+        (asked,) = [request.path for request in server.requests if "/experiments?" in request.path]
+        assert ("namespace=alice" in asked) is ("namespace" in body)
 
 
 def test_an_experiment_that_another_process_creates_first_is_found() -> None:
