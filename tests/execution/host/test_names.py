@@ -67,7 +67,7 @@ def test_the_latest_run_is_the_first_that_runs_lists(kfp_host: KfpHost, program:
     assert latest() == folder.name
     done = program("watch", "latest", "--json", TORCHX_KFP_HOST="http://127.0.0.1:9")
     assert watched(done) == folder.name
-    assert re.search(says("Only runs on this machine", "127.0.0.1:9"), done.stderr)
+    assert re.search(says("Only local runs", "127.0.0.1:9"), done.stderr)
 
 
 def test_the_tracker_base_is_a_setting(kfp_host: KfpHost, program: Program) -> None:
