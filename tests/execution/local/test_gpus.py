@@ -26,7 +26,7 @@ from torchx_kfp import task_from_app
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.execution.local import dag_scheduler
 from torchx_kfp.execution.local import gpus as module
-from torchx_kfp.execution.local.attempt import Attempt
+from torchx_kfp.execution.local.attempt import AttemptThread
 from torchx_kfp.execution.local.gpus import visible_gpus
 from torchx_kfp.local import StageFinished, StagePending, StageStarted, attach, replay, run
 
@@ -183,9 +183,9 @@ def test_an_attempt_that_is_given_up_releases_them(execute_failing, two, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", two[0])
     monkeypatch.setattr(dag_scheduler, "_LEAVE", 0.1)
     answered = threading.Event()
-    copy = Attempt._copy_inputs
+    copy = AttemptThread._copy_inputs
     monkeypatch.setattr(
-        Attempt, "_copy_inputs", lambda self: answered.wait(HANGS) if self.plan.stage == "shell" else copy(self)
+        AttemptThread, "_copy_inputs", lambda self: answered.wait(HANGS) if self.plan.stage == "shell" else copy(self)
     )
 
     @dsl.pipeline
