@@ -54,6 +54,11 @@ def items(mode: str = "a") -> None:
         given(number=number)
 
 
+def items_of_a_parameter(rates: list[float] = [0.5, 0.00001]) -> None:  # noqa: B006 (KFP takes the text of defaults)
+    with dsl.ParallelFor(rates) as rate, dsl.ParallelFor(["x", "y"]):
+        given(number=rate)
+
+
 def conditional() -> None:
     perhaps(text="b")
 
@@ -141,6 +146,11 @@ def test_numbers_in_the_items_of_a_loop(version: Version) -> None:
     ]
     expected = [("given-2", "1e-05"), ("given-3", "2.5e-07")] if version < NEWEST else []
     assert [each.groups() for each in found if each is not None] == expected
+
+
+def test_numbers_in_the_items_of_a_parameter_that_an_inner_loop_takes() -> None:
+    found = [text for _, text in find(items_of_a_parameter, OLDEST) if "as the text 1e-05 locally" in text]
+    assert len(found) == 1
 
 
 @pytest.mark.versions

@@ -13,7 +13,7 @@ from torchx_kfp.execution.model.order import collected, loops_of
 from torchx_kfp.execution.model.python_stages import annotation_of
 from torchx_kfp.execution.model.texts import CHANNEL_TEXT, as_text, of_numbers, of_text, variables_of
 from torchx_kfp.execution.pipeline.conditions import is_field_selector
-from torchx_kfp.execution.pipeline.inputs import UNKNOWN, importer_uri, inputs_of_iteration, loop_items, resolve
+from torchx_kfp.execution.pipeline.inputs import UNKNOWN, importer_uri
 from torchx_kfp.execution.pipeline.placeholders import (
     WORKSPACE,
     is_conditional,
@@ -92,22 +92,11 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
 
 
 def _problems_of_items(place: ScopedTask) -> dict[str, str]:
-    """Return why inputs of a task lack a value in an iteration of its loop, for known items."""
-    around = place.inside
-    assert around is not None
-    loop = around.task.loop
-    assert loop is not None
-    sources = [source for source in place.task.parameters.values() if isinstance(source, FromInput)]
-    # ``local.preflight`` refuses other expressions.
-    taken = [it.name for it in sources if not it.selector or is_field_selector(it.selector)]
-    found: dict[str, str] = {}
-    try:
-        items = loop_items(loop, around.resolved.known) if loop.item_input in taken else []
-    except ValueError:  # they are not known
-        return found
-    for item in items:
-        scope = inputs_of_iteration(around.task, around.component, around.resolved.values, item)
-        found |= resolve(place.task, place.component, scope, lambda _: UNKNOWN).problems
+    """Return why inputs of a task lack a value in an iteration of its loops, for known items."""
+    found = {name: why for inputs in place.iterations() for name, why in inputs.problems.items()}
+    for name, source in place.task.parameters.items():
+        if (selector := getattr(source, "selector", "")) and not is_field_selector(selector):
+            found.pop(name, None)  # ``local.preflight`` refuses it
     return found
 
 

@@ -7,7 +7,6 @@ which reads the compiled pipeline, and of the driver and the launcher that come 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from typing import Any, NamedTuple
 
 from torchx_kfp.common.text import joined
 from torchx_kfp.execution.model.findings import Finding, Kind
-from torchx_kfp.execution.pipeline.inputs import UNKNOWN
 from torchx_kfp.execution.pipeline.placeholders import is_conditional, parameters_in
-from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, FromInput, Pipeline
+from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, Pipeline
 from torchx_kfp.execution.pipeline.values import defaults_of, driver_text, to_text
 from torchx_kfp.execution.pipeline.walk import ScopedTask
 
@@ -205,10 +203,10 @@ _LIMITS = ("activeDeadlineSeconds", "resourceTtlOnCompletion", "resourceTtlOnFai
 
 @_of_tasks
 def _numbers(place: ScopedTask) -> _Found:
-    values = place.resolved.values
     words = [word for word in _words(place) if "$.outputs" not in word]
+    known = [inputs.known for inputs in (place.resolved, *place.iterations())]
     for name in dict.fromkeys(name for word in words for name in parameters_in(word)):
-        candidates = [values[name]] if name in values and values[name] is not UNKNOWN else _items(place, name)
+        candidates = [values[name] for values in known if name in values]
         numbers = [each for each in candidates if isinstance(each, (int, float)) and not isinstance(each, bool)]
         if changed := [each for each in numbers if driver_text(each) != to_text(each)]:
             yield (
@@ -217,25 +215,6 @@ def _numbers(place: ScopedTask) -> _Found:
                 f"2.17 on, and as {to_text(changed[0])} on KFP before 2.17. Have the application parse it as a "
                 "number, or pass it as text",
             )
-
-
-def _items(place: ScopedTask, name: str) -> list[Any]:
-    """Return the values that an input has in the iterations of a loop over constants."""
-    source, around = place.task.parameters.get(name), place.inside
-    fields: list[str] = []
-    while isinstance(source, FromInput) and around is not None:
-        fields = [*_FIELD.findall(source.selector), *fields]
-        if around.task.loop is not None and around.task.loop.item_input == source.name:
-            found = json.loads(around.task.loop.raw or "[]")
-            for field in fields:
-                found = [item[field] for item in found if isinstance(item, dict) and field in item]
-            return list(found)
-        source, around = around.task.parameters.get(source.name), around.inside
-    return []
-
-
-#: A field in the selector of an input.
-_FIELD = re.compile(r'\["([^"]*)"\]')
 
 
 @_of_tasks

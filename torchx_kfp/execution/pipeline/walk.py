@@ -22,6 +22,7 @@ from torchx_kfp.execution.pipeline.inputs import (
     inputs_of_iteration,
     inputs_of_root,
     inputs_of_stage,
+    loop_items,
     resolve,
 )
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
@@ -127,6 +128,27 @@ class ScopedTask:
     def resolved(self) -> TaskInputs:
         """The known inputs that KFP's driver passes to the task, and those that it rejects."""
         return resolve(self.task, self.component, self.scope_inputs, lambda _: UNKNOWN)
+
+    def iterations(self) -> Iterator[TaskInputs]:
+        """Yield its inputs for each known item of each loop around it; the items of the other loops are unknown."""
+        path: list[ScopedTask] = []
+        for place in self.around:
+            if path and (loop := place.task.loop) is not None:
+                try:
+                    items = loop_items(loop, place.resolved.known)
+                except ValueError:  # they are not known
+                    items = []
+                for item in items:
+                    scope: Mapping[str, Any]
+                    scope = inputs_of_iteration(place.task, place.component, place.resolved.values, item)
+                    for inner in reversed(path):
+                        found = resolve(inner.task, inner.component, scope, lambda _: UNKNOWN)
+                        is_loop = inner.task.loop is not None
+                        scope = (
+                            inputs_of_iteration(inner.task, inner.component, found.values) if is_loop else found.values
+                        )
+                    yield found
+            path.append(place)
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, Any]:
