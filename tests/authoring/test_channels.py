@@ -97,7 +97,7 @@ def test_each_item_has_the_fields_that_are_used() -> None:
 
 def test_an_artifact_is_passed_by_its_uri() -> None:
     @dsl.component(base_image="i")
-    def data_of(out: dsl.Output[dsl.Dataset]):  # type: ignore[no-untyped-def]
+    def data_of(out: dsl.Output[dsl.Dataset]):
         pass
 
     def pipeline() -> None:

@@ -311,7 +311,7 @@ def test_a_stage_that_asks_for_more_than_there_are_is_refused(two, tmp_path):
     @dsl.pipeline
     def pipeline(large: bool = False):
         shell(script=f"touch {tmp_path}/started")
-        with dsl.If(large == True):  # noqa: E712
+        with dsl.If(large == True):  # noqa: E712 (KFP's condition)
             asking(":", 4)
 
     run(pipeline, output_dir=tmp_path / "small")
@@ -376,12 +376,18 @@ info) echo '{{"NCPU": 1, "Runtimes": {{"nvidia": {{}}}}}}' ;;
 image) echo '[{{"Id": "i", "Config": {{}}}}]' ;;
 create)
     mkdir -p made; id=$(mktemp made/XXXXXX)
-    for word; do case "$word" in --gpus=*) echo "${{word#--gpus=}}" >$id ;; *REPLICA_GPUS*) echo "$word" >shares ;; esac; done
+    for word; do
+        case "$word" in
+        --gpus=*) echo "${{word#--gpus=}}" >$id ;;
+        *REPLICA_GPUS*) echo "$word" >shares ;;
+        esac
+    done
     echo $id ;;
-start) gpus=$(sed 's/^"device=//; s/"$//' $3)
-    echo "+ $gpus" >>{log}; """ + BOTH + """; echo "- $gpus" >>{log} ;;
+start)
+    gpus=$(sed 's/^"device=//; s/"$//' $3)
+    echo "+ $gpus" >>{log}; {both}; echo "- $gpus" >>{log} ;;
 esac
-"""  # fmt: skip # noqa: E501
+"""
 
 
 @pytest.fixture
@@ -389,7 +395,8 @@ def docker(tmp_path, monkeypatch):
     """The folder of a Docker whose containers do nothing."""
     folder = tmp_path / "docker"
     folder.mkdir()
-    (folder / "docker").write_text(DOCKER.format(log=tmp_path / "log"))
+    log = tmp_path / "log"
+    (folder / "docker").write_text(DOCKER.format(log=log, both=BOTH.format(log=log)))
     (folder / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     return folder

@@ -20,7 +20,7 @@ def findings_of(function: Callable[..., Any], arguments: dict[str, Any] | None =
 
 def box(image: str = "python:3.11") -> Any:
     @dsl.container_component
-    def box():  # type: ignore[no-untyped-def]
+    def box():
         return dsl.ContainerSpec(image=image, command=["true"])
 
     return box()

@@ -21,12 +21,12 @@ VERSIONS = [Version(2, minor) for minor in range(OLDEST.minor, NEWEST.minor + 1)
 
 
 @dsl.container_component
-def given(number: float = 0.5):  # type: ignore[no-untyped-def]
+def given(number: float = 0.5):
     return dsl.ContainerSpec(image="busybox", command=["echo"], args=[f"--lr={number}"])
 
 
 @dsl.container_component
-def perhaps(text: str = "a"):  # type: ignore[no-untyped-def]
+def perhaps(text: str = "a"):
     words = dsl.IfPresentPlaceholder(input_name="text", then=["--text", text])
     return dsl.ContainerSpec(image="busybox", command=["echo"], args=[words])
 
