@@ -195,7 +195,7 @@ def roles(runner: Runner, handle: str) -> dict[str, int]:
 
 
 def test_an_app_has_its_roles_for_other_processes(new_runner: Callable[[], Runner], host: KfpHost) -> None:
-    one = new_runner().run(app_of(), "kfp", {"tracker_base": BASE})
+    one = new_runner().run(app_of(), "kfp", {})
     assert roles(new_runner(), one) == {"trainer": 1}
     several = app_of(num_replicas=3)
     several.roles.append(dataclasses.replace(several.roles[0], name="reader", num_replicas=1))
