@@ -295,7 +295,7 @@ class Host:
         Args:
             path: the path of the list.
             key: where a response has the objects.
-            query: a filter: see ``run_filter``.
+            query: a filter: see ``RunFilter.query``.
             limit: the number of objects that the caller wants, if known: the first page has no more.
 
         Raises:

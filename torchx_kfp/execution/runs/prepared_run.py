@@ -247,8 +247,7 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
     """Return the plan for each stage on a host, by name, in an order in which they could run.
 
     KFP does not report the contents of its cache. A submission records the parts of KFP's key of each stage
-    (``GenerateCacheKey``
-    in ``cacheutils/cache.go``), that is known before the run, and the files of its code.
+    (``GenerateCacheKey`` in ``cacheutils/cache.go``) that are known before the run, and the files of its code.
 
     Args:
         prepared: the run.

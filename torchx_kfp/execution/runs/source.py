@@ -117,7 +117,7 @@ class RunSource(ABC):
         return self.attend(default_watch() if watch is None else watch, timeout).run.result()
 
     def logs(self, stage: str | None = None) -> str:
-        """Return the log of the last attempt at a stageso far.
+        """Return the log of the last attempt at a stage so far.
 
         Args:
             stage: its name, as tables show it (``train[1]``). Default: the only stage that has failed.

@@ -76,7 +76,7 @@ def name_code(
 
 
 def keys_of(pipeline: Pipeline, values: Mapping[str, Any], codes: Mapping[str, Code]) -> dict[str, StageKey]:
-    """Return the keys of all stages of a pipelineknown before a run.
+    """Return the keys of all stages of a pipeline, with their inputs that are known before a run.
 
     Args:
         pipeline: the pipeline.
