@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-import site
 import string
 import tempfile
 import weakref
@@ -28,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 from torchx_kfp.contract.command import DecodedCommand, decode_command
 from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE
 from torchx_kfp.contract.scripts import workspaces_in
+from torchx_kfp.execution.local.packages import installed_folders
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
 from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles, is_python, text_of
@@ -241,7 +241,7 @@ class LocalCode:
 
     def _editable_installs(self, programs: Iterable[Sequence[str]], search_path: str) -> list[str]:
         """Return the folders of editable installs of the running interpreter, and of those of programs."""
-        found = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+        found = installed_folders()
         found += (folder for program in programs for folder in _packages_of(program, search_path))
         return [folder for place in dict.fromkeys(map(os.path.realpath, found)) for folder in self._added(place)]
 

@@ -116,7 +116,7 @@ def _make(home: Path, wanted: Installs, environ: Mapping[str, str], run: RunComm
         venv.create(folder, symlinks=True)
         # Make the running environment's packages, including editable installs, importable after the folder's own.
         (own,) = folder.glob("lib/python*/site-packages")
-        lines = [f"import site; site.addsitedir({path!a})\n" for path in _installed_folders()]
+        lines = [f"import site; site.addsitedir({path!a})\n" for path in installed_folders()]
         (own / _LAYER).write_text("".join(lines), encoding="ascii")
         python = str(folder / "bin" / "python")
         # A project's folder in PYTHONPATH would look like an installed package.
@@ -144,14 +144,15 @@ def _verify(code: int, program: str, words: Sequence[str]) -> None:
         raise AttemptError(f"could not be given its packages ({names}): {program} ended with {how}", code)
 
 
-def _installed_folders() -> list[str]:
+def installed_folders() -> list[str]:
+    """Return the folders with the installed packages of the running interpreter, the user's first."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return [os.path.abspath(path) for path in (*user, *site.getsitepackages()) if os.path.isdir(path)]
 
 
 def _key(wanted: Installs) -> str:
     """Return a key for an environment, from the interpreter, its packages, and the packages to install."""
-    folders = _installed_folders()
+    folders = installed_folders()
     # Packages that pip skips because they are installed must stay installed.
     installed = [
         sorted(name for name in os.listdir(path) if name.endswith((".dist-info", ".egg-info"))) for path in folders

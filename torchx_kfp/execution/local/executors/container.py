@@ -262,7 +262,7 @@ class Containers:
             memory = max(limits.memory, _LEAST_MEMORY)
             options += [f"--memory={memory}b", f"--memory-swap={memory}b"]
         if plan.gpus is not None:
-            options += self.engine.gpu_options([gpu.name for gpu in plan.gpus.gpus])
+            options += self.engine.gpu_options(plan.gpus.names)
         elif limits.gpus and self.engine.has_gpus and not self.engine.is_podman:
             # They may be those of another machine (DOCKER_HOST), which are not known here.
             options.append(f"--gpus={limits.gpus}")
