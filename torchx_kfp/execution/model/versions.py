@@ -36,7 +36,7 @@ OLDEST, NEWEST = Version(2, 14), Version(2, 17)
 
 def parse_version(text: str) -> Version | None:
     """Return the version in a text such as ``2.14.4``; None if it has none."""
-    found = re.match(r"v?(\d+)\.(\d+)(?![\d])", text)
+    found = re.match(r"v?(\d+)\.(\d+)", text)
     return Version(int(found[1]), int(found[2])) if found else None
 
 
@@ -126,25 +126,17 @@ def _optional(place: ScopedTask) -> _Found:
         )
 
 
-@_of_tasks
-def _literals(place: ScopedTask) -> _Found:
-    if names := [name for name, its in place.component.parameter_inputs.items() if its.literals]:
-        yield (
-            Kind.WORKS_LOCALLY,
-            f"has inputs of a Literal type ({joined(names)}), and KFP before 2.16 rejects such a pipeline. "
-            "Annotate them as str, int or float",
-        )
-
-
-def _literals_of_the_pipeline(checked: Checked) -> Iterator[Finding]:
-    if names := [name for name, its in checked.pipeline.root.parameter_inputs.items() if its.literals]:
-        yield Finding(
-            Kind.WORKS_LOCALLY,
-            "the pipeline",
-            f"has parameters of a Literal type ({joined(names)}), and KFP before 2.16 rejects such a pipeline. "
-            "Annotate them as str, int or float",
-        )
-    yield from _literals(checked)
+def _literals(checked: Checked) -> Iterator[Finding]:
+    found = [("the pipeline", "parameters", checked.pipeline.root)]
+    found += ((f"task {place.path!r}", "inputs", place.component) for place in checked.places)
+    for where, what, component in found:
+        if names := [name for name, its in component.parameter_inputs.items() if its.literals]:
+            yield Finding(
+                Kind.WORKS_LOCALLY,
+                where,
+                f"has {what} of a Literal type ({joined(names)}), and KFP before 2.16 rejects such a pipeline. "
+                "Annotate them as str, int or float",
+            )
 
 
 @_of_tasks
@@ -255,7 +247,7 @@ CHANGES = (
     Change(Version(2, 15), before=_task_config),
     Change(Version(2, 15), before=_workspace),
     Change(Version(2, 15), before=_optional),
-    Change(Version(2, 16), before=_literals_of_the_pipeline),
+    Change(Version(2, 16), before=_literals),
     Change(Version(2, 16), before=_times),
     Change(Version(2, 16), after=_macros),
     Change(Version(2, 16), before=_pod_settings),
