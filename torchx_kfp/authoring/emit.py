@@ -45,9 +45,8 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         if constants := [name for name in inputs if name in self._constants]:
             raise AppDefError(
                 f"{constants[0]!r} is not an input of the component {self.name!r}: it is a constant, or keeps its "
-                f"default "
-                f"None. Give it another default, or call the function: task_from_app(FUNCTION({constants[0]}="
-                f"f'{{channel}}'))."
+                "default None. Give it another default, or call the function: "
+                f"task_from_app(FUNCTION({constants[0]}=f'{{channel}}'))."
             )
         # KFP 2.17 does not fill in placeholders for inputs that only have defaults.
         given = {**_defaults(self._plan), **inputs, **_fixed(self._plan)}

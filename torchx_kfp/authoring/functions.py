@@ -24,13 +24,7 @@ from torchx import specs
 from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.python import check_arguments
-from torchx_kfp.authoring.references import (
-    PYTHON_TYPES,
-    Reference,
-    fill_parameters,
-    parameter,
-    parameter_text,
-)
+from torchx_kfp.authoring.references import PYTHON_TYPES, Reference, fill_parameters, parameter, parameter_text
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking.call import parameters_of
 

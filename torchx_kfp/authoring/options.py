@@ -240,12 +240,7 @@ def parse_outputs(
     names: dict[str, str] = {}
     types: dict[str, type] = {}
     for what, declared, is_type, example in (
-        (
-            "results",
-            results,
-            _is_result_type,
-            "{'accuracy': float}, with int, float, bool, str, list or dict",
-        ),
+        ("results", results, _is_result_type, "{'accuracy': float}, with int, float, bool, str, list or dict"),
         ("artifacts", artifacts, _is_artifact_type, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
     ):
         if not isinstance(declared or {}, Mapping):

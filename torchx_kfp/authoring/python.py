@@ -154,8 +154,7 @@ def _module_of(function: Any, name: str) -> str:
         way = " If a decorator made it, use functools.wraps there." if f"<locals>.{named} " in repr(function) else ""
         raise AppDefError(
             f"stages.python got {function!r}, which a stage cannot import by name. Define it with def at the top "
-            f"level of "
-            f"a file, not of a notebook, such as train.py, and import it: from train import {named}.{way}"
+            f"level of a file, not of a notebook, such as train.py, and import it: from train import {named}.{way}"
         )
     if module != "__main__":
         return str(module)

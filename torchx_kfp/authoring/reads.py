@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kfp import dsl
 from kfp.dsl import pipeline_channel
 
-from torchx_kfp.authoring.channels import (
-    contains_channel,
-    parse,
-    parse_checked,
-)
+from torchx_kfp.authoring.channels import contains_channel, parse, parse_checked
 from torchx_kfp.authoring.naming import output_name
 from torchx_kfp.authoring.references import Channel, PipelineTask, Reference, Text, check_word
 from torchx_kfp.common.text import did_you_mean
@@ -104,8 +100,7 @@ def parse_reads(reads: object) -> dict[str, ReadSource]:
         if not isinstance(task, dsl.PipelineTask):
             raise AppDefError(
                 f"reads has {_show(what)}, which is not a task. Pass the task itself: reads=task. If this is an "
-                f"execution id, "
-                "give it an alias: reads={'train': ...}."
+                "execution id, give it an alias: reads={'train': ...}."
             )
         stage = outputs_of(task)
         alias = stage.stage if stage is not None else str(task.component_spec.name)
@@ -160,8 +155,8 @@ def _source(what: object, where: str) -> ReadSource:
             raise AppDefError(
                 f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}. Give its stage a tracker_base "
                 "(task_from_app) or tracked=True (a component). Let a nested pipeline return the execution id of its "
-                "stage, "
-                f"and read that: reads={{{what.name!r}: task.output}}. For other components, use outputs as channels."
+                f"stage, and read that: reads={{{what.name!r}: task.output}}. For other components, use outputs as "
+                "channels."
             )
         what = what.outputs[RUN_ID]
     if isinstance(what, list | tuple):
@@ -172,8 +167,7 @@ def _source(what: object, where: str) -> ReadSource:
     if not isinstance(what, str | pipeline_channel.PipelineChannel):
         raise AppDefError(
             f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of execution ids, or an "
-            f"execution id (a "
-            "channel or a string)."
+            "execution id (a channel or a string)."
         )
     item = what.output if isinstance(what, dsl.Collected) else what
     collected, is_artifact = item is not what, isinstance(item, pipeline_channel.PipelineArtifactChannel)
@@ -200,8 +194,7 @@ def _run_id(text: str, where: str) -> str:
     if "/" not in text or not is_plain:
         raise AppDefError(
             f"{where} is {text!r}, which is not an execution id ('run/stage/execution'). To read a stage of this "
-            f"pipeline, "
-            f"give its task, not its name: reads={text if text.isidentifier() else 'task'}."
+            f"pipeline, give its task, not its name: reads={text if text.isidentifier() else 'task'}."
         )
     return check_word(text, where)
 

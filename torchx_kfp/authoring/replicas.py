@@ -11,13 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from torchx import specs
 
-from torchx_kfp.authoring.appdef import (
-    FIELDS,
-    check_role,
-    role_retries,
-    shown_value,
-    whole_number,
-)
+from torchx_kfp.authoring.appdef import FIELDS, check_role, role_retries, shown_value, whole_number
 from torchx_kfp.authoring.application import LAUNCHER_FAILED, Application, macro_values, role_application
 from torchx_kfp.authoring.channels import contains_channel, parse, parse_checked
 from torchx_kfp.authoring.engines import ENGINES, Engine, marker, restarts_alone

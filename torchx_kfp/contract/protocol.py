@@ -189,10 +189,8 @@ def decode_parents(text: str) -> dict[str, RunIds]:
     """
     problem = (
         f"{PARENT_RUN_IDS} must be a JSON object that maps each alias to an execution id or to a list of execution "
-        f"ids. "
-        f"Got: {text[:1000]!r}."
+        f"ids. Got: {text[:1000]!r}."
     )
-
     try:
         parents = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:

@@ -7,8 +7,7 @@ as ``trials``. It records the search with all trials so far, which the next stag
 
 - ``ask`` records the list ``trials``, which drives the next loop: the parameters of each trial by name;
 - ``best`` records the parameters and objectives of the best trial, its execution id ``trial`` and, with several
-objectives, the
-  list ``front`` of the trials that no other trial dominates.
+  objectives, the list ``front`` of the trials that no other trial dominates.
 
 Optimizers are named: see ``optimizers``.
 """

@@ -261,7 +261,7 @@ class Artifact:
                 if not overwrite:
                     raise FileExistsError(
                         f"{target} exists and differs from the artifact at {self.url}. Name another folder, or "
-                        f"overwrite it."
+                        "overwrite it."
                     )
             files, folders = stored.contents()
             with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as temporary:

@@ -7,8 +7,7 @@ can users. The words give arguments as text, as KFP fills them in. The annotatio
 int, float, bool, or list and dict as JSON. A parameter without a word gets a value from the stages that this one reads:
 
 - a parameter with the alias of a stage, annotated with dict or not at all, gets everything that the stage returned, as
-a
-  dict; for a fan-in, a list of dicts;
+  a dict; for a fan-in, a list of dicts;
 - any other parameter gets the result with its name, which one stage must have recorded; for a fan-in, the list of
   results. Lists and dicts are read from the metadata. The result must have the annotated type, except that ints are
   also floats, and 3.0 is also an int;

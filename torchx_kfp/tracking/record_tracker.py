@@ -201,10 +201,9 @@ def written_folders(base: Path, run: str) -> list[Path]:
 
 def describe_code(code: Code) -> str:
     """Describe a workspace of a run for users."""
-    size = (
-        "" if code.files is None or code.size is None else f" ({counted(code.files, 'file')}, {size_text(code.size)})"
-    )
-    text = f"{code.digest[:12]}{size}"
+    text = code.digest[:12]
+    if code.files is not None and code.size is not None:
+        text += f" ({counted(code.files, 'file')}, {size_text(code.size)})"
     if git := code.git:
         branch, changed = f" on {git.branch}" if git.branch else "", ", changed" if git.changed else ""
         text += f", commit {git.commit[:7]}{branch}{changed}"

@@ -77,8 +77,7 @@ def decode_results(content: bytes, location: str) -> dict[str, Result]:
         what = f"not valid JSON ({error})" if content.strip() else "empty"
         raise CorruptResultError(
             f"{location} is {what}. A result is one JSON object; another program wrote this file, and was stopped or "
-            f"is "
-            "still writing. Remove the file, or put the results again."
+            "is still writing. Remove the file, or put the results again."
         ) from error
     if not isinstance(results, dict):
         raise CorruptResultError(

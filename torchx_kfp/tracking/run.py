@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from torchx_kfp.common.text import SuggestingDict, describe_unknown, shown
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.carried.storage import PATIENCE
-from torchx_kfp.errors import (
-    NotRecordedError,
-    RefusedError,
-    TorchxKfpError,
-    TrackerError,
-    UnknownNameError,
-)
+from torchx_kfp.errors import NotRecordedError, RefusedError, TorchxKfpError, TrackerError, UnknownNameError
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact
 from torchx_kfp.tracking.curves import History
 from torchx_kfp.tracking.entries import add_entry
@@ -140,9 +134,8 @@ class Run:
         if not found and self._reads is None:
             raise NotRecordedError(
                 f"The execution {self.id!r} has recorded no results under the tracker base "
-                f"{self._tracker.tracker_base!r}. "
-                "Does that stage call current_run().put(...)? If its results were removed, run it again: a local run "
-                "does so by itself; on KFP, submit it with --fresh STAGE."
+                f"{self._tracker.tracker_base!r}. Does that stage call current_run().put(...)? If its results were "
+                "removed, run it again: a local run does so by itself; on KFP, submit it with --fresh STAGE."
             )
         return found
 
@@ -152,10 +145,9 @@ class Run:
 
         The values are buffered. A call writes them if the last write was some seconds ago, five at first and later up
         to thirty; ``flush()`` writes them at once, and so does the end of Python. A process that a signal ends loses
-        its
-        buffer: let its handler of SIGTERM call ``flush()``. If the store fails, a warning is logged, and the next write
-        includes everything. About 1,000 points of a metric are kept, with the exact last, smallest and largest values.
-        All processes of a stage can log; their values under one name become one curve.
+        its buffer: let its handler of SIGTERM call ``flush()``. If the store fails, a warning is logged, and the next
+        write includes everything. About 1,000 points of a metric are kept, with the exact last, smallest and largest
+        values. All processes of a stage can log; their values under one name become one curve.
 
         Args:
             step: the number of the batch, the epoch or another step.
@@ -262,8 +254,7 @@ class Run:
         if name not in there:
             raise NotRecordedError(
                 f"{describe_unknown(f'The execution {self.id!r}', 'artifact', name, there)} A stage registers "
-                f"artifacts with "
-                "current_run().add_artifact(name, path)."
+                "artifacts with current_run().add_artifact(name, path)."
             )
         if self._reader is not None:
             record_use_once(self._tracker.store, self._reader, Source(self.id, name))
@@ -349,11 +340,8 @@ class Run:
         return hash(self._identity())
 
     def __getstate__(self) -> dict[str, object]:
-        return {
-            **vars(self),
-            "_fetch_all": None,
-            "_mlflow": None,
-        }  # another process fetches its own, and copies nothing
+        # Another process fetches its own results, and copies nothing.
+        return {**vars(self), "_fetch_all": None, "_mlflow": None}
 
     def _identity(self) -> tuple[str, str]:
         return self.id, self._tracker.tracker_base

@@ -65,8 +65,7 @@ def check_step(
         except OverflowError:
             raise RefusedError(
                 f"The metric {shown(name)} at the step {found} of the execution {run_id!r} is {shown(value)}. "
-                f"Metrics are "
-                "numbers that a float can have; put(...) and add_metadata(...) take text."
+                "Metrics are numbers that a float can have; put(...) and add_metadata(...) take text."
             ) from None
     return found, checked
 
