@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torchx_kfp.common.text import describe_unknown, did_you_mean
+from torchx_kfp.contract.specification import DEFAULT_TTL, QUEUE_LABEL
 from torchx_kfp.errors import AppDefError
 
 if TYPE_CHECKING:  # `torchx_kfp.engines` is imported without TorchX
@@ -32,17 +33,15 @@ Manifest = dict[str, Any]
 Logs = Literal["all", "first", "none"]
 
 _LOGS = ("all", "first", "none")
-#: The label of an object that names its queue.
-_QUEUE = "kueue.x-k8s.io/queue-name"
-#: The job and the container of a training runtime that run the replicas, and its kinds.
+#: The job and the container of a training runtime that run the replicas, and the kinds of runtimes.
 _NODE = "node"
+_RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
+_IN_RUNTIME = "Put it into the runtime"
 #: Trainer makes the JobSet by a request in YAML, whose text cannot have these characters. It takes 128 words
 #: of this many characters; the launcher adds four.
 _NOT_YAML = re.compile("[\x7f-\x9f\ufffe\uffff]")
 _MOST_WORDS, _LONGEST_WORD = 124, 65_536
-_RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
-_IN_RUNTIME = "Put it into the runtime"
-#: What the patches of a TrainJob can change of a pod and its container.
+#: The fields of a pod and its container that a TrainJob's patches can change.
 _OF_METADATA = ("labels", "annotations")
 _OF_POD = (
     "serviceAccountName", "volumes", "imagePullSecrets", "securityContext", "nodeSelector", "affinity", "tolerations",
@@ -124,7 +123,7 @@ class Engine(ABC):
         success, retries = self._success(roles), _retries(self, roles)
         spec, more = self._spec(roles, pods, success)
         version, kind, resource = self.OBJECT
-        own = _metadata({_QUEUE: self.queue})
+        own = _metadata({QUEUE_LABEL: self.queue})
         return {
             "api": f"apis/{version}",
             "plural": resource,
@@ -156,7 +155,7 @@ class Engine(ABC):
         return [known[name] for name in given or known]
 
     def check_text(self, role: specs.Role, words: Sequence[str], values: Iterable[str]) -> None:  # noqa: B027
-        """Reject what the engine cannot pass on of a role's command line and the values of its variables.
+        """Reject text of a role's command line and variables that the engine cannot pass on; most pass on all of it.
 
         Both have only the text that is known when the pipeline is compiled.
 
@@ -249,7 +248,7 @@ class Job(Engine):
         },
     }
 
-    ttl: int = 24 * 60 * 60
+    ttl: int = DEFAULT_TTL
 
     def _spec(
         self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str]
@@ -295,7 +294,7 @@ class JobSet(Engine):
         },
     }
 
-    ttl: int = 24 * 60 * 60
+    ttl: int = DEFAULT_TTL
     succeeds_with: Sequence[str] = ()
 
     def _spec(

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 #: TorchX's macro for the index of a replica.
 REPLICA = "${replica_id}"
-#: The label of Kueue's queue, and the ``ttl`` of an engine without one.
-_QUEUE = "kueue.x-k8s.io/queue-name"
-_TTL = 86400
+#: The label of an object that names its queue of Kueue.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+#: The default of the option ``ttl`` of engines, in seconds.
+DEFAULT_TTL = 24 * 60 * 60
 #: The launcher's line whenever the number of running replicas has changed. Lines of a replica begin with its name.
 _COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
 
@@ -131,8 +132,8 @@ class LauncherSpec:
         metadata, spec = self.object["metadata"], self.object["spec"]
         is_set = {
             "logs": self.logs != "all",
-            "queue": _QUEUE in metadata.get("labels", {}),
-            "ttl": spec.get("ttlSecondsAfterFinished", _TTL) != _TTL,
+            "queue": QUEUE_LABEL in metadata.get("labels", {}),
+            "ttl": spec.get("ttlSecondsAfterFinished", DEFAULT_TTL) != DEFAULT_TTL,
         }
         return [option for option, there in is_set.items() if there]
 
