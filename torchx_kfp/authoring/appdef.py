@@ -63,7 +63,6 @@ LAUNCHER_MB = 64
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
 
-
 #: The types of fields of a role, and their names in messages.
 _CONTAINERS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "args": ((list, tuple), "a list of strings"),
@@ -121,12 +120,16 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     where = f"role {role.name!r} of AppDef {app.name!r}"
     check_name(role.name, f"The name of {where}")
     _refuse_unknown(role, where)
-    if isinstance(role.resource, specs.Resource):
-        _refuse_unknown(role.resource, f"The resource of {where}")
     for name, (kinds, what) in _CONTAINERS.items():
         if not isinstance(value := getattr(role, name), kinds):  # of text, each character would be an argument
             raise AppDefError(f"{name} of {where} is {shown(value)}; give {what}.")
     _refuse_channels(role, where)
+    if not isinstance(role.resource, specs.Resource):
+        raise AppDefError(
+            f"resource of {where} is {shown(role.resource)}. Give a Resource of torchx.specs: "
+            "Resource(cpu=2, gpu=0, memMB=4096)."
+        )
+    _refuse_unknown(role.resource, f"The resource of {where}")
     # A channel compared with == is a condition for dsl.If, which is always true.
     for name, what in (("entrypoint", "the program to run"), ("image", "a container image")):
         value = getattr(role, name)
@@ -185,11 +188,6 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
                 "when the pipeline is compiled: channels work in entrypoint, args, the values of env, and image. "
                 f"{_WAYS.get(each.name, _OTHER_WAYS)}"
             )
-    if not isinstance(role.resource, specs.Resource):
-        raise AppDefError(
-            f"resource of {where} is {shown(role.resource)}. Give a Resource of torchx.specs: "
-            "Resource(cpu=2, gpu=0, memMB=4096)."
-        )
 
 
 def check_name(name: object, where: str) -> None:
@@ -269,11 +267,14 @@ def role_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
 
 
 def check_mounts(role: specs.Role) -> None:
-    """Reject a mount without a source, and two mounts at one path."""
+    """Reject values that are not mounts, mounts without a source, and two mounts at one path."""
     paths: set[str] = set()
     for mount in role.mounts:
         if not isinstance(mount, specs.VolumeMount | specs.BindMount | specs.DeviceMount):
-            continue  # refused elsewhere
+            raise AppDefError(
+                f"mounts of role {role.name!r} has {mount!r}, which is not a mount. Give one of torchx.specs, such as "
+                "VolumeMount(src='claim', dst_path='/data')."
+            )
         path, source = mount.dst_path, mount.src if isinstance(mount, specs.VolumeMount) else mount.src_path
         if not source or not str(path).startswith("/"):
             raise AppDefError(f"mounts of role {role.name!r} has {mount!r}. Give it a source and an absolute path.")

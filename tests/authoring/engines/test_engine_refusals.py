@@ -87,6 +87,7 @@ ENGINES: list[Row] = [
     (engine("jobset", A, B), *HINTS),
     (engine("jobset", A, B_ALONE), *HINTS),
     (engine("job", *TWO), "engine='job'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
+    (engine("job", role(mounts=["x"])), "'trainer'", "'x'", "VolumeMount("),
     (engine("trainjob", *TWO), "engine='trainjob'", "one role", "2 ('Trainer', 'server')", "'jobset'"),
     (lambda: TrainJob(runtime=""), "TrainJob", "runtime=''", "name of a runtime"),
     (lambda: TrainJob(kind="Runtime"), "TrainJob", "kind='Runtime'", "'ClusterTrainingRuntime' or 'TrainingRuntime'"),
