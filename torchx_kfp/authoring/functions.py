@@ -25,6 +25,7 @@ from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.python import check_arguments
 from torchx_kfp.authoring.references import PYTHON_TYPES, Reference, fill_parameters, parameter, parameter_text
+from torchx_kfp.contract.carried.publisher import EXACT
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking.call import parameters_of
 
@@ -260,7 +261,7 @@ def _can_pass(default: object, kind: str) -> bool:
     if kind == "NUMBER_DOUBLE":
         return type(default) in (int, float) and math.isfinite(default)  # type: ignore[arg-type]
     if kind == "NUMBER_INTEGER":
-        return type(default) is int and abs(default) <= 2**53
+        return type(default) is int and abs(default) <= EXACT
     return isinstance(default, PYTHON_TYPES[kind])
 
 

@@ -37,7 +37,7 @@ def find_optimizer(name: str) -> Callable[..., tuple[list[dict[str, Any]], Any]]
     """Load the function of an optimizer: ``random``, ``grid``, ``ax``, or ``module:function`` of the image."""
     module, _, function = OPTIMIZERS.get(name, name).partition(":")
     try:
-        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]  # of any module
     except (ImportError, AttributeError) as error:
         sys.exit(
             f"torchx-kfp: optimizer={name!r} cannot be loaded: {error}. The image needs it, in a package or a "

@@ -15,6 +15,7 @@ from torchx_kfp.contract.inputs import find_rewritten, large_character
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.hpo.optimizers import OPTIMIZERS, points
 from torchx_kfp.hpo.spaces import Space, type_of
+from torchx_kfp.tracking.results import MAX_STR_BYTES
 
 #: The names of the execution id of the best trial, and of the Pareto front.
 TRIAL, FRONT = "trial", "front"
@@ -24,8 +25,6 @@ TRIALS = "trials"
 #: The attributes of KFP's loop items and of mappings.
 _ITEM = frozenset((*publisher.ATTRIBUTES, "get", "items", "keys", "values"))
 _OUTPUTS = frozenset(("run_id", "metrics", "Output", "exit_code", TRIAL, FRONT))
-#: The longest text in bytes, as in other results.
-_LONGEST_TEXT = 1024
 
 
 def define_search(
@@ -114,9 +113,9 @@ def _check_text(name: str, value: str) -> None:
             "names, and let the application look up what each stands for."
         )
     size = len(value.encode())
-    if size > _LONGEST_TEXT:
+    if size > MAX_STR_BYTES:
         raise AppDefError(
-            f"parameters[{name!r}] has a text of {size:,} bytes. Choose between names of up to {_LONGEST_TEXT:,} bytes."
+            f"parameters[{name!r}] has a text of {size:,} bytes. Choose between names of up to {MAX_STR_BYTES:,} bytes."
         )
 
 

@@ -68,8 +68,8 @@ def search(
     trial: Callable[[Parameters], specs.AppDef | dsl.PipelineTask],
     parameters: Mapping[str, Space],
     *,
-    minimize: str | list[str] = (),  # type: ignore[assignment]
-    maximize: str | list[str] = (),  # type: ignore[assignment]
+    minimize: str | Sequence[str] = (),
+    maximize: str | Sequence[str] = (),
     tracker_base: TrackerBase,
     rounds: int | None = None,
     trials: int | None = None,

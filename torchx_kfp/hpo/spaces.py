@@ -11,10 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torchx_kfp.contract.carried.publisher import EXACT
 from torchx_kfp.errors import AppDefError
-
-#: The largest integer up to which doubles, which KFP passes, represent all integers.
-_LARGEST_INT = 2**53
 
 
 class Space(dict[str, Any]):
@@ -71,7 +69,7 @@ def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: bui
     Raises:
         AppDefError: the bounds or the points are not valid.
     """
-    if not all(type(bound) is builtins.int and abs(bound) <= _LARGEST_INT for bound in (low, high)):
+    if not all(type(bound) is builtins.int and abs(bound) <= EXACT for bound in (low, high)):
         raise AppDefError(
             f"hpo.int({low!r}, {high!r}) needs integers such as hpo.int(1, 8), up to 2**53: KFP rounds larger "
             "ones. Search for their logarithm instead."
@@ -96,7 +94,7 @@ def choice(*values: Any) -> Space:
         wrong = "mixes types, but the best value is an output with one type. Write all values as text."
     elif len(set(values)) < len(values):
         wrong = "has a value twice. Name each once."
-    elif str not in kinds and not all(math.isfinite(value) and abs(value) <= _LARGEST_INT for value in values):
+    elif str not in kinds and not all(math.isfinite(value) and abs(value) <= EXACT for value in values):
         wrong = "has a number that KFP cannot pass on: beyond 2**53, or not finite. Write text."
     space = Space(type="choice", values=list(values))
     if wrong:

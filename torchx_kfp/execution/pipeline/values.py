@@ -34,6 +34,7 @@ from decimal import Decimal
 from typing import Any
 
 from torchx_kfp.common.text import did_you_mean, shown
+from torchx_kfp.contract.carried.publisher import EXACT
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.pipeline.spec import Parameter, Pipeline
 
@@ -50,8 +51,6 @@ TYPE_NAMES = {
 #: Types of inputs that KFP provides: the final status of another task, and this task's Kubernetes settings.
 FROM_KFP = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 
-# A double represents every integer up to this one exactly.
-_LARGEST_INTEGER = 2**53
 _ROUNDED = "but KFP passes numbers as doubles, which are exact for integers up to 2**53. Pass it as text"
 # Go's ParseInt accepts 64 bits with a sign: 19 digits.
 _INT64 = range(-(2**63), 2**63)
@@ -239,7 +238,7 @@ def check(value: Any, type_: str) -> Any:
     if type_ == "BOOLEAN" and isinstance(value, bool):
         return value
     if type_ == "NUMBER_INTEGER" and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > _LARGEST_INTEGER:
+        if abs(value) > EXACT:
             raise ValueError(f"is {shown(value)}, {_ROUNDED}")
         return value
     if type_ == "NUMBER_DOUBLE" and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -276,7 +275,7 @@ def is_finite(number: float) -> bool:
 def large_integers(value: Any) -> Iterator[float]:
     """Yield the integers in a value that doubles may not represent exactly."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if is_finite(value) and abs(value) >= _LARGEST_INTEGER and float(value).is_integer() and abs(value) < 1e21:
+        if is_finite(value) and abs(value) >= EXACT and float(value).is_integer() and abs(value) < 1e21:
             yield value
     elif isinstance(value, (list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
@@ -290,7 +289,7 @@ def _verify_json(value: Any, depth: int = 1) -> None:
     elif isinstance(value, (int, float)):
         if not is_finite(value):
             raise ValueError(f"contains the number {shown(value)}, but KFP passes numbers only as finite doubles")
-        if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        if isinstance(value, int) and abs(value) > EXACT:
             raise ValueError(f"contains the number {shown(value)}, {_ROUNDED}")
     elif isinstance(value, (list, dict)):
         if depth > _DEEPEST:
