@@ -294,6 +294,9 @@ def test_a_file_that_code_names_and_that_does_not_travel_is_named(project: Path,
     for name in ("x.csv", "y.csv", "unused.csv"):
         (code / "data" / name).touch()
     (code / "link.csv").symlink_to("data/x.csv")
+    (code / "package").mkdir()
+    (code / "package" / "module.py").touch()
+    (code / "folder").symlink_to("package")
     (code / "helper.py").write_text("VALUE = 5\nPATH = 'data/y.csv', 'app.py', 'nowhere.csv'\n")
     words = ["run", "pipe.py:required", "--tracker-base", "base", "--workspace", "code", "--no-cache"]
     assert "Warning" not in call(*words).stderr
