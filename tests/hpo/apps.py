@@ -47,14 +47,14 @@ def searching(trial: Any = train, parameters: Any = SPACES, **options: Any) -> A
     return pipeline
 
 
-def searching_tasks(**options: Any) -> Any:
-    """Return a pipeline with a search whose trials are tasks."""
+def searching_tasks(follow: Any = lambda task: task, **options: Any) -> Any:
+    """Return a pipeline with a search whose trials are tasks; ``follow`` may let them follow others."""
 
     @dsl.pipeline(name="searching")
     def pipeline(tracker_base: str):
         stages = Stages(tracker_base=tracker_base, secrets={"s3": {"key": "AWS_SECRET_ACCESS_KEY"}})
         usual = {"minimize": "loss", "rounds": 1, "trials": 2, "tracker_base": tracker_base}
-        hpo.search(lambda p: stages.task(train(p)), SPACES, **usual, **options)
+        hpo.search(lambda p: follow(stages.task(train(p))), SPACES, **usual, **options)
 
     return pipeline
 

@@ -231,6 +231,11 @@ def test_trials_are_tasks_of_several_stages(tmp_path: Path, monkeypatch: pytest.
     assert found["deploy[0]"].last_lines() == ["1"]
 
 
+def test_a_trials_task_may_follow_another_one_without_reading_it() -> None:
+    spec, _ = documents(compile_pipeline(searching_tasks(lambda task: task.after(squared(x=1.0)))))
+    assert spec["components"]["comp-for-loop-1"]["dag"]["tasks"]["train"]["dependentTasks"] == ["squared"]
+
+
 def test_the_stages_that_ask_have_the_options_of_the_trials_task() -> None:
     _, platform = documents(compile_pipeline(searching_tasks()))
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
