@@ -9,7 +9,7 @@ import contextlib
 import filecmp
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,11 @@ def find_artifacts(record: RunRecord, wanted: str) -> dict[str, Artifact]:
     return found
 
 
-def no_artifact(record: RunRecord, wanted: str) -> ArgumentError:
-    """Return the error about an unknown artifact of a run without a tracker base."""
-    there = [
-        f"{stage}/{name}"
-        for stage in untracked_stages(record)
-        for name, _ in artifacts_of(record.run.by_name[stage].result)
-    ]
-    run = record.run_id
-    what = f"{run} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, there)}"
+def no_artifact(name: str, wanted: str, there: Collection[str]) -> ArgumentError:
+    """Return the error about an artifact that is unknown, or not named (""), with those that a run has."""
+    what = f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, there)}"
     return ArgumentError(
-        f"{what if wanted else f'Name an artifact of {run}: {run}/STAGE/NAME.'} It has "
+        f"{what if wanted else f'Name an artifact of {name}: {name}/STAGE/NAME.'} It has "
         f"{listed(map(repr, there)) or 'none'}."
     )
 

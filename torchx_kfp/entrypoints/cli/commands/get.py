@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.common.text import did_you_mean, listed, shown
+from torchx_kfp.common.text import listed
 from torchx_kfp.entrypoints.cli.declared import (
     artifact_as_json,
     artifacts_of,
@@ -131,7 +131,8 @@ def _list(run: str, name: str, rows: Sequence[dict[str, Any]], *, as_json: bool)
 def _copy(record: RunRecord, wanted: str, found: dict[str, DeclaredArtifact], folder: str, *, overwrite: bool) -> None:
     """Copy the artifact of a stage without a tracker base."""
     if not found:
-        raise no_artifact(record, wanted)
+        there = [f"{row['stage']}/{row['name']}" for row in _declared(record, "")]
+        raise no_artifact(record.run_id, wanted, there)
     if len(found) > 1:
         raise ArgumentError(f"{wanted!r} matches {len(found)} artifacts: {listed(found)}. Name one of them.")
     [(name, artifact)] = found.items()
@@ -162,11 +163,7 @@ def _get(word: str, located: RunRecords, folder: str, *, overwrite: bool) -> Non
                 exact.append((run_id, artifact))
     matches = exact or matches
     if not matches:
-        wrong = f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, there)}"
-        raise ArgumentError(
-            f"{wrong if wanted else f'Name an artifact of {name}: {name}/STAGE/NAME.'} It has "
-            f"{listed(map(repr, there)) or 'none'}."
-        )
+        raise no_artifact(name, wanted, there)
     if len(matches) > 1:
         names = listed(f"{located.shown(run_id).partition('/')[2]}/{it.name}" for run_id, it in matches)
         raise ArgumentError(f"{word!r} matches {len(matches)} artifacts: {names}. Name one of them.")
