@@ -282,11 +282,7 @@ _WIDTH, _DEPTH, _ARTIFACTS = 20, 12, 3
 
 
 def show_lineage(located: RunRecords, *, as_json: bool) -> None:
-    """Print the executions that a run, or a part of one, was made from, and those made from it.
-
-    They are shown with results and artifacts: used artifacts in brackets, or all artifacts in parentheses if the used
-    ones are unknown. A tree has the first parents with one alias; JSON has all, with their starts and code.
-    """
+    """Print the executions that a run, or a part of one, was made from, and those made from it."""
     tracker = located.tracker
     sources = {run_id: record.sources for run_id, record in tracker.records(None, "sources").items()}
     named = {source.run_id for found in sources.values() for source in found}
@@ -298,7 +294,7 @@ def show_lineage(located: RunRecords, *, as_json: bool) -> None:
     if not lineage.links:
         print_message(
             f"No lineage is recorded for {located.word!r}. "
-            "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
+            "Stages record what they read if they call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
     # Sources that are not executions have no results, and their names may not be keys.
     results = tracker.get_many(sorted({*tracker.keys()} & {*runs_of(lineage)}))
