@@ -31,6 +31,11 @@ from torchx_kfp.execution.runs.result import RunResult
 from torchx_kfp.execution.runs.source import RunSource
 from torchx_kfp.execution.runs.vocabulary import State
 
+_logger = logging.getLogger(__name__)
+
+_SESSION_ID = "TORCHX_INTERNAL_SESSION_ID"
+#: The alias of the run of ``--parent_run_id``, which is ``current_run().parent`` in applications.
+PARENT = "parent"
 #: The annotation of an app's pod with the name of its role, like the label of TorchX's schedulers.
 ROLE_NAME = "torchx.pytorch.org/role-name"
 #: Separates the name of a replica and its line in the log of a distributed stage.
@@ -163,13 +168,6 @@ def _selected(lines: list[str], stage: StageRoles, replica: str) -> Iterator[str
                 yield text.replace(f"\r{name}{_SEPARATOR}", "\r")
         elif replica == names[0]:
             yield line
-
-
-_logger = logging.getLogger(__name__)
-
-_SESSION_ID = "TORCHX_INTERNAL_SESSION_ID"
-#: The alias of the run of ``--parent_run_id``, which is ``current_run().parent`` in applications.
-PARENT = "parent"
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,8 @@ def rbac_command(engine: str, service_account: str, namespace: str) -> None:
     torchx-kfp rbac --engine jobset | kubectl apply -f -
 
     KFP's own service account, pipeline-runner, has all permissions that engine=job needs, and lacks those for jobset
-    and
-    trainjob. In multi-user Kubeflow, runs belong to a profile: its namespace has the profile's name, and the service
-    account is default-editor, which has the permissions for job and trainjob.
+    and trainjob. In multi-user Kubeflow, runs belong to a profile: its namespace has the profile's name, and the
+    service account is default-editor, which has the permissions for job and trainjob.
 
     \b
     torchx-kfp rbac --engine jobset --service-account default-editor --namespace PROFILE | kubectl apply -f -

@@ -182,7 +182,7 @@ def summarize(
 def _ways_on_host(result: RunResult, arguments: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
     logs = [f"To see the whole log: {this_command('logs', f'{result.run_id}/{name}', *words)}" for name in failed[:1]]
-    lines = [*logs, *_replay(result, "here", words)]
+    lines = [*logs, *_replay(result, "locally", words)]
     forgotten = _forgotten_code(result, arguments, "submitted") if failed else []
     retry = this_command("retry", result.run_id, *words)
     return [*lines, *forgotten, f"To retry the failed stages unchanged, in the same run: {retry}"]
