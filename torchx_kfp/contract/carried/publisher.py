@@ -326,7 +326,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
             say("exit code", f"{code}, but the stage may fail")
     try:
         # The application may have been started again, or a launcher may have continued the run of an earlier attempt.
-        run_id = open(outputs["parameters"]["run_id"]["outputFile"]).read()  # noqa: SIM115
+        run_id = open(outputs["parameters"]["run_id"]["outputFile"]).read()  # noqa: SIM115 (shorter)
         sys.exit(publish(spec, outputs, words, base, run_id, code))
     except Exception as error:
         sys.exit(f"torchx-kfp: cannot publish {base}/{run_id}: {error!r}")
