@@ -196,8 +196,7 @@ def test_missing_results_say_what_to_do(base: str) -> None:
     assert str(caught.value) == (
         f"The execution 'p1/train/e9' has recorded no results under the tracker base {base!r}. Does that stage call "
         "current_run().put(...)? If its results were removed, run it again: a local run does so by itself; on KFP, "
-        "submit "
-        "it with --fresh STAGE."
+        "submit it with --fresh STAGE."
     )
 
 
