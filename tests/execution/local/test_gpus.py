@@ -99,9 +99,12 @@ def test_four_stages_share_two_gpus(execute, two, tmp_path):
     assert set(re.findall(r"GPU-\S+", (tmp_path / "log").read_text())) == set(two)
     waiting = {event.name: event.reason for event in events if isinstance(event, StagePending)}
     assert list(waiting.values()) == ["waits for 1 of this machine's 2 GPUs"] * 2
-    # As soon as one ends, the next one starts.
+    # As soon as one ends, the next one starts. The other may release its GPU just before its end is reported.
     moves = [type(event) for event in events if isinstance(event, StageStarted | StageFinished)]
-    assert moves == [StageStarted] * 2 + [StageFinished, StageStarted] * 2 + [StageFinished] * 2
+    next_one = [StageFinished, StageStarted]
+    assert moves[:4] == [StageStarted] * 2 + next_one
+    assert moves[4:6] in (next_one, next_one[::-1])
+    assert moves[6:] == [StageFinished] * 2
     assert all(stage.state == "succeeded" for stage in result.stages)
 
 
