@@ -1,24 +1,21 @@
 """Run the tasks of a pipeline: a task starts when its upstream tasks have ended; a stage may then wait in a queue.
 
 One thread, the caller's, decides everything: the threads that prepare attempts and run them, and signals, only say what
-has happened. A stage ends in ``_end_stage``: with the result of its last attempt (``_on_message``), with that of
-another run (``_start_prepared``), or because it cannot be started (``_fail_task``); those that do not run end in
-``_end_without_running``.
+has happened (see ``agenda``). A stage ends in ``_end_stage``: with the result of its last attempt (``_on_message``),
+with that of another run (``_start_prepared``), or because it cannot be started (``_fail_task``); those that do not run
+end in ``_end_without_running``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import heapq
 import itertools
 import math
-import queue
 import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +24,7 @@ from typing import Any, TypeAlias
 from torchx_kfp.common.text import clean, listed
 from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.execution.local import gpus
+from torchx_kfp.execution.local.agenda import Agenda
 from torchx_kfp.execution.local.attempt import AttemptThread, RunContext, plan_attempt
 from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.execution.local.dag_run import (
@@ -68,8 +66,6 @@ from torchx_kfp.execution.runs.events import (
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 
-#: Seconds after which a wait ends by itself: a signal that arrives just before it does not interrupt it.
-_LOOK_UP = 1.0
 #: Seconds for which a stage that is being prepared keeps its place before those after it.
 _PATIENCE = 1.0
 #: Seconds for which an attempt may go on after its processes were killed.
@@ -142,11 +138,8 @@ class Scheduler:
         self._done = done
         self._cache = cache
         self._fresh = fresh
-        #: Messages of attempts. None only wakes the scheduler.
-        self._messages: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        #: Actions by the time at which they are due. Signals and a failure that end the run come first.
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        #: Attempts post their messages. Signals and a failure that end the run come first.
+        self._agenda = Agenda()
         #: The number of items in all loops so far.
         self._items = 0
         #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
@@ -178,12 +171,12 @@ class Scheduler:
         """Run all tasks, and return the root. If ``signal`` is set afterwards, it has ended the run."""
         root = DagRun(self._pipeline, self._pipeline.root, inputs_of_root(self._pipeline.root, arguments), StageNames())
         if self._time_limit is not None:
-            self._later(self._time_limit, self._expire)
+            self._agenda.add(self._expire, self._time_limit)
         try:
             self._open(root)
             while root.left.is_active():
-                if not self._act() and not self._start_next():
-                    self._wait()
+                if not self._agenda.act() and not self._start_next():
+                    self._agenda.wait(gpus.POLL if self._for_gpus else math.inf)
         except BaseException:
             # The exception is a listener's: it must not get more events.
             self._kill()
@@ -195,26 +188,7 @@ class Scheduler:
 
     def interrupt(self, number: int) -> None:
         """End the run. A signal handler may call this; a second call kills the processes at once."""
-        self._later(-math.inf, lambda: self._end_run(number))
-        self._messages.put(None)
-
-    def _act(self) -> bool:
-        """Perform the first due action; return False if none is due."""
-        if not self._agenda or self._agenda[0][0] > time.monotonic():
-            return False
-        heapq.heappop(self._agenda)[2]()
-        return True
-
-    def _wait(self) -> None:
-        """Wait for the next message, the time of the next action, or a signal."""
-        most = gpus.POLL if self._for_gpus else _LOOK_UP
-        left = self._agenda[0][0] - time.monotonic() if self._agenda else most
-        with contextlib.suppress(queue.Empty):
-            if message := self._messages.get(timeout=min(most, max(0.0, left))):
-                message()
-
-    def _later(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (time.monotonic() + delay, next(self._order), action))
+        self._agenda.put_first(lambda: self._end_run(number))
 
     def _end_run(self, number: int) -> None:
         for running in self._running.values():
@@ -259,8 +233,8 @@ class Scheduler:
             return
         running.ending = state, reason
         running.attempt.terminate(self._options.grace)
-        self._later(self._options.grace, running.attempt.kill)
-        self._later(self._options.grace + _LEAVE, lambda: self._give_up(pod_name))
+        self._agenda.add(running.attempt.kill, self._options.grace)
+        self._agenda.add(lambda: self._give_up(pod_name), self._options.grace + _LEAVE)
 
     def _give_up(self, pod_name: str) -> None:
         """End an attempt whose thread does not stop, and release its GPUs."""
@@ -280,9 +254,9 @@ class Scheduler:
     def _open(self, dag: DagRun) -> None:
         """Start the tasks of a DAG that are ready, or finish the DAG."""
         for name in dag.left.get_ready():
-            self._later(0, partial(self._begin, dag.runs[name]))
+            self._agenda.add(partial(self._begin, dag.runs[name]))
         if not dag.left.is_active():
-            self._later(0, partial(self._end_dag, dag))
+            self._agenda.add(partial(self._end_dag, dag))
 
     def _begin(self, run: TaskRun) -> None:
         """Start a task after its upstream tasks."""
@@ -383,7 +357,7 @@ class Scheduler:
             delay = retry.delay(run.tries)
             self._listener(PipelineRetried(run.name, run.tries, reasons.failed_in(dag.failures()), delay))
             self._retrying[run] = None
-            self._later(delay, lambda: self._try_again(run))
+            self._agenda.add(lambda: self._try_again(run), delay)
         else:
             run.reason = reasons.failed_in(dag.failures())
             run.failed = dag.failures() if run.task.is_group else []
@@ -420,11 +394,11 @@ class Scheduler:
                 prepared.set_result(self._prepare(run, pod_name))
             except BaseException as error:  # the scheduler's thread raises it
                 prepared.set_exception(error)
-            self._messages.put(self._start_prepared)
+            self._agenda.post(self._start_prepared)
 
         self._preparing[run] = time.monotonic(), prepared
         threading.Thread(target=prepare, daemon=True).start()
-        self._later(_PATIENCE, self._start_prepared)
+        self._agenda.add(self._start_prepared, _PATIENCE)
         return True
 
     def _prepare(self, run: TaskRun, pod_name: str) -> _Prepared:
@@ -491,7 +465,7 @@ class Scheduler:
             plan,
             self._context.containers,
             self._lines,
-            lambda message: self._messages.put(partial(self._on_message, pod_name, message)),
+            lambda message: self._agenda.post(partial(self._on_message, pod_name, message)),
         )
         # Record this before the start: if the runner is killed now, the attempt's folder is known.
         self._listener(
@@ -508,7 +482,7 @@ class Scheduler:
         self._running[pod_name] = _Running(run, attempt)
         if seconds := time_limit(plan.component.platform):
             reason = f"was ended: its time limit of {seconds:g} s was exceeded"
-            self._later(seconds, lambda: self._end_attempt(pod_name, State.FAILED, reason))
+            self._agenda.add(lambda: self._end_attempt(pod_name, State.FAILED, reason), seconds)
         attempt.start()
 
     def _on_message(self, pod_name: str, message: StageResult | ReplicaCount) -> None:
@@ -544,7 +518,7 @@ class Scheduler:
             self._index(run.name)
             self._listener(StageRetried(run.name, result.attempts, clean(result.reason), delay))
             self._retrying[run] = None
-            self._later(delay, lambda: self._try_again(run))
+            self._agenda.add(lambda: self._try_again(run), delay)
             return
         self._end_stage(run, result)
         if self._cache is not None:
@@ -601,7 +575,7 @@ class Scheduler:
         failed = state is State.FAILED and not reasons.is_ignored(run.task, state)
         dag.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
         if self._options.fail_fast and failed and not _may_be_retried(dag):
-            self._later(-math.inf, partial(self._fail_fast, run))
+            self._agenda.put_first(partial(self._fail_fast, run))
         dag.left.done(run.task.name)
         self._open(dag)
 
