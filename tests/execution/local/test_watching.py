@@ -152,3 +152,25 @@ def test_many_failures_are_not_all_quoted(execute_failing):
     assert lines[-2].startswith("Also failed: shell[")
     assert " and 6 more. Their logs are in " in lines[-2]
     assert lines[-1] == "Not run because of that: shell-2."
+
+
+def test_iterations_that_fail_alike_are_quoted_once(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(list(range(8))) as item:
+            shell(script=f"echo {item}; [ {item} = 6 ] || echo boom; exit 1")
+
+    result = execute_failing(pipeline)
+    with pytest.raises(StageFailedError) as error:
+        result.raise_for_failure()
+    _, *lines = str(error.value).splitlines()
+    others = ", ".join(f"shell[{index}]" for index in (1, 2, 3, 4, 5, 7))
+    assert lines == [
+        "shell[0] ended with exit code 1.",
+        f"  Its last lines, from {result['shell[0]'].log_file}:",
+        *("    0", "    boom"),
+        f"  Likewise: {others}.",
+        "shell[6] ended with exit code 1.",
+        f"  Its last lines, from {result['shell[6]'].log_file}:",
+        "    6",
+    ]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: How many lines of a failed stage's log a message quotes, and how many bytes are read for them.
 LAST_LINES, _TAIL_BYTES = 10, 8192
-#: How many failed stages a message quotes, and how many more it names.
+#: How many failures a message quotes, and how many stages it names.
 _QUOTED, _NAMED = 5, 20
 #: How many rows the table of a run has, and how many characters a cell that is printed.
 _ROWS, _LONGEST = 100, 100
@@ -292,7 +292,12 @@ def describe_failure(result: RunResult, printed: Collection[str] = ()) -> str:
     not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
     how = result.reason or f"{len(failed):,} of {counted(len(result.stages), 'stage')} failed"
     lines = [f"The run {result.run_id} failed: {how}."]
-    for stage in failed[:_QUOTED]:
+    alike: dict[tuple[object, ...], list[StageResult]] = {}
+    for stage in failed[:_NAMED]:  # iterations of a loop may fail for one reason
+        kind = without_indices(stage.name), stage.reason, stage.attempts, *stage.last_lines(1)
+        alike.setdefault(kind, []).append(stage)
+    quoted = [*alike.values()][:_QUOTED]
+    for stage, *others in quoted:
         attempts = f", the last of {stage.attempts} attempts" if stage.attempts > 1 else ""
         end = "" if stage.reason.endswith("?") else "."
         lines.append(f"{stage.name} {stage.reason}{f'{attempts}.' if attempts else end}")
@@ -303,9 +308,11 @@ def describe_failure(result: RunResult, printed: Collection[str] = ()) -> str:
             # The log of a run on a host is in a temporary file.
             lines.append(f"  Its last lines{f', from {stage.log_file}' if result.folder is not None else ''}:")
             lines += [f"    {line}" for line in tail]
-    if failed[_QUOTED:]:
-        names = listed((stage.name for stage in failed[_QUOTED:]), _NAMED)
-        lines.append(f"Also failed: {names}. Their logs are in {result.folder or result.link}.")
+        if others:
+            lines.append(f"  Likewise: {listed((other.name for other in others), _NAMED)}.")
+    told = {stage.name for stages in quoted for stage in stages}
+    if left := [stage.name for stage in failed if stage.name not in told]:
+        lines.append(f"Also failed: {listed(left, _NAMED)}. Their logs are in {result.folder or result.link}.")
     ended = [stage.name for stage in result.stages if stage.state is State.CANCELED]
     if ended:
         lines.append(f"Ended because of that: {listed(ended, _NAMED)}.")
