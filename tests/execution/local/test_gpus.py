@@ -412,6 +412,24 @@ def test_containers_have_their_own(execute, two, docker, tmp_path):
     assert set(asked) == {f'"device={name}"\n' for name in two}
 
 
+@pytest.mark.parametrize("address", ["DOCKER_HOST", "context"])
+def test_an_engine_on_another_machine_has_other_gpus(address, execute, two, docker, monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", "ssh://gpu-box" if address == "DOCKER_HOST" else "")
+    program = (docker / "docker").read_text()
+    (docker / "docker").write_text(program.replace("info)", "context) echo tcp://gpu-box:2375 ;;\ninfo)"))
+    (tmp_path / "log").write_text("+\n+\n")
+
+    @dsl.pipeline
+    def pipeline():
+        asking(":", 4)  # more than this machine has
+
+    events = []
+    execute(pipeline, docker=True, watch=Heard(on_event=events.append))
+    assert [path.read_text() for path in (docker / "made").iterdir()] == ["4\n"]
+    [lack] = events[0].not_applied
+    assert re.search(says("limits of GPUs", "share the engine's first ones", "another machine", "://gpu-box"), lack)
+
+
 def test_replicas_in_a_container_have_its_gpus(execute, two, docker, smi, monkeypatch, tmp_path):
     """CUDA counts those of the container."""
     smi(f"echo 'GPU 3: X (UUID: {two[0]})'; echo 'GPU 7: X (UUID: {two[1]})'")
@@ -461,6 +479,19 @@ def test_cuda_names_the_gpus_up_to_the_first_entry_that_is_none(visible, known, 
     gpus = visible_gpus(environ)
     assert [gpu.name for gpu in gpus.known] == known
     assert known or gpus.lacks == f"CUDA_VISIBLE_DEVICES is {visible!r}"
+
+
+def test_numbers_are_those_of_nvidia_smi(execute, smi, monkeypatch):
+    """CUDA may number the GPUs by their speed."""
+    smi("".join(f"echo 'GPU {index}: NVIDIA A100 (UUID: GPU-{uuid.uuid4()})';" for index in range(2)))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    @dsl.pipeline
+    def pipeline():
+        asking("echo $CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES")
+
+    assert execute(pipeline)["shell"].last_lines() == ["PCI_BUS_ID 1"]
 
 
 def test_without_nvidia_smi_entries_are_taken_at_their_word(no_smi):

@@ -82,7 +82,7 @@ class HeldGpus:
             return {**environ, **of_replicas}
         # A run inside this stage shares out the stage's GPUs among its own stages.
         own = {VISIBLE: ",".join(names), LOCAL_GPUS: environ.get(LOCAL_RUN, "")}
-        return {_ORDER: "PCI_BUS_ID", **environ, **own, **of_replicas}
+        return {**environ, _ORDER: "PCI_BUS_ID", **own, **of_replicas}
 
     def release(self) -> None:
         """Release them; others can take them once all processes of the stage have ended."""

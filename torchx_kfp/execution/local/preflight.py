@@ -188,10 +188,13 @@ def find_gpus(stages: Iterable[ScopedTask], containers: Containers | None = None
         return Gpus()
     if containers is None:
         return visible_gpus()
-    if not containers.engine.has_gpus:
+    engine = containers.engine
+    if not engine.has_gpus:
         return Gpus(lacks="the container engine has none")
-    gpus = visible_gpus()
-    return gpus if gpus.known else replace(gpus, lacks=f"all containers share the engine's first ones: {gpus.lacks}")
+    address = engine.other_machine()
+    gpus = Gpus(lacks=f"it is on another machine, {address}") if address else visible_gpus()
+    how = "containers get none of the engine's" if engine.is_podman else "all containers share the engine's first ones"
+    return gpus if gpus.known else replace(gpus, lacks=f"{how}: {gpus.lacks}")
 
 
 def check_gpus(stages: Iterable[ScopedTask], gpus: Gpus) -> list[Finding]:

@@ -264,7 +264,7 @@ class Containers:
         if plan.gpus is not None:
             options += self.engine.gpu_options(plan.gpus.names)
         elif limits.gpus and self.engine.has_gpus and not self.engine.is_podman:
-            # They may be those of another machine (DOCKER_HOST), which are not known here.
+            # Those of another machine are not known locally.
             options.append(f"--gpus={limits.gpus}")
         if container.shared_memory is not None:
             options.append(f"--shm-size={container.shared_memory}b")

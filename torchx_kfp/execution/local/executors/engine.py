@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.errors import ContainerEngineError
+from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine
 from torchx_kfp.execution.runs.watch import ending_signals
 
 #: The label of all containers with the id of their run.
@@ -63,6 +64,15 @@ class Engine:
             return [f"--device=nvidia.com/gpu={name}" for name in names]
         # A field of CSV, which would end at a comma.
         return [f'--gpus="device={",".join(names)}"']
+
+    def other_machine(self) -> str:
+        """Return the engine's address if it is on another machine, whose GPUs are not those of this one."""
+        address = os.environ.get("CONTAINER_HOST" if self.is_podman else "DOCKER_HOST", "")
+        if not self.is_podman and not address:
+            with contextlib.suppress(EngineError):
+                address = ask(self.program, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}").strip()
+        is_socket = address.partition("://")[0] in ("", "unix", "npipe")
+        return "" if is_socket or is_of_this_machine(address) else address
 
     def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return the engine's description of an image or a container; None if there is none with this name."""
