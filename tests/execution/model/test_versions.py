@@ -175,6 +175,24 @@ def test_inputs_of_a_literal_type(version: Version) -> None:
     )
 
 
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_a_claim_that_is_filled_from_a_snapshot(version: Version) -> None:
+    """Only kfp-kubernetes 2.17 and newer write it."""
+
+    def claim() -> None:
+        kubernetes.CreatePVC(access_modes=["ReadWriteOnce"], size="1Gi", pvc_name="data")
+
+    spec, _ = load_pipeline(dsl.pipeline(claim, name="checked")).copy_documents()
+    inputs = spec["components"]["comp-createpvc"]["inputDefinitions"]["parameters"]
+    inputs["data_source"] = {"isOptional": True, "parameterType": "STRUCT"}
+    source = {"constant": {"kind": "PersistentVolumeClaim", "name": "seed"}}
+    spec["root"]["dag"]["tasks"]["createpvc"]["inputs"]["parameters"]["data_source"] = {"runtimeValue": source}
+    found = check_pipeline(pipeline_from_documents([spec], "checked"), {}, version=version)
+    assert [(each.kind, each.place) for each in found if "data_source" in each.text] == (
+        [(Kind.CHANGED, "task 'createpvc'")] if version < NEWEST else []
+    )
+
+
 @pytest.mark.versions
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_the_workspace_of_kfp(version: Version) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torchx_kfp.common.text import joined
 from torchx_kfp.execution.model.findings import Finding, Kind
 from torchx_kfp.execution.pipeline.placeholders import is_conditional, parameters_in
-from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, Pipeline
+from torchx_kfp.execution.pipeline.spec import CHANNEL, Constant, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.values import defaults_of, driver_text, to_text
 from torchx_kfp.execution.pipeline.walk import ScopedTask
 
@@ -181,6 +181,16 @@ def _pod_settings(place: ScopedTask) -> _Found:
         )
 
 
+@_of_tasks
+def _source_of_a_claim(place: ScopedTask) -> _Found:
+    if is_volume_task(place.component) and "data_source" in place.task.parameters:
+        yield (
+            Kind.CHANGED,
+            "fills a volume claim from another one or a snapshot (data_source), and KFP before 2.17 creates it empty. "
+            "Create the claim with kubectl, and pass its name to mount_pvc",
+        )
+
+
 def _limits_of_the_run(checked: Checked) -> Iterator[Finding]:
     if names := [name for name in _LIMITS if name in checked.pipeline.platform]:
         yield Finding(
@@ -251,6 +261,7 @@ CHANGES = (
     Change(Version(2, 16), before=_times),
     Change(Version(2, 16), after=_macros),
     Change(Version(2, 16), before=_pod_settings),
+    Change(Version(2, 17), before=_source_of_a_claim),
     Change(Version(2, 17), before=_limits_of_the_run),
     # Since then, the driver fills in the inputs of a command, and Argo's policy of retries is in the stock manifests.
     Change(Version(2, 17), before=_numbers),
