@@ -102,7 +102,7 @@ def test_loops_branches_and_nested_pipelines() -> None:
 @pytest.mark.parametrize(
     ("size", "facts"),
     [
-        (Size(600, 1_300_000, 990_000, 50_000, 60), ["2.18 times", "is rejected", "274 of its 600", "run_id"]),
+        (Size(600, 1_300_000, 990_000, 50_000, 60), ["2.18 times", "is rejected", "274 of its 600", "execution_id"]),
         (Size(320, 700_000, 640_000, 50_000, 60), ["1.28 times", "fails before its end", "Nested pipelines do not"]),
         (Size(1, 140_000, 1_000, 131_073, 350), ["350 tasks", "131,073 bytes"]),
     ],

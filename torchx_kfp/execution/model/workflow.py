@@ -110,7 +110,7 @@ def check_size(size: Size) -> Iterator[Finding]:
             "the pipeline",
             f"needs about {size.share:.2f} times the 1 MiB that Argo accepts for a run and its state, so it {end}; "
             f"about {int(size.stages / size.share)} of its {size.stages} stages fit. Split it into several pipelines "
-            "(a stage reads the results of another run by its run id, reads={'train': run_id})"
+            "(a stage reads an execution of another run by its id, reads={'train': execution_id})"
             f"{', or use an image with torchx-kfp and inline=False' if size.carries else ''}. "
             "An administrator can set nodeStatusOffLoad in Argo's configuration, which "
             "keeps the state elsewhere. Nested pipelines do not help",
