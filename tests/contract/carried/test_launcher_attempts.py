@@ -86,6 +86,7 @@ class Row:
 
 
 DELETED = "torchx-kfp: ended by signal 15; train-b5b828bd2d is deleted"
+MISSING = "torchx-kfp: ended by signal 15; train-b5b828bd2d does not exist"
 LEFT = "torchx-kfp: ended by signal 15\n"
 WAITING = "train-b5b828bd2d of an earlier attempt {}; waiting until it is gone with its pods"
 OUTLIVED = "the pod workflow-train-0 is gone"
@@ -105,7 +106,8 @@ ROWS: dict[str, Row] = {
     "a signal while it is made, and the answer is lost": Row(
         [*ALL[:4], "make, lost!", "mine", "delete"], 143, [DELETED], []
     ),
-    "a signal while it is not made": Row([*ALL[:4], "make, busy!", "missing"], 143, [LEFT]),
+    "a signal while it is not made": Row([*ALL[:4], "make, busy!", "missing"], 143, [MISSING]),
+    "a signal after somebody has deleted it": Row([*ALL[:5], "no pods", "missing!", "missing"], 143, [MISSING]),
     "a signal while another attempt makes it": Row([*ALL[:4], "make, there is one!", "theirs"], 143, [LEFT]),
     "a process that has outlived its pod does nothing": Row(["no owner", "theirs"], 1, [OUTLIVED]),
     "nor does one whose pod has been made again": Row(["another owner", "theirs"], 1, [OUTLIVED]),

@@ -111,19 +111,22 @@ class ClusterStage:
         body = {"propagationPolicy": "Foreground", "preconditions": known}
         return self.cluster.call("DELETE", self.object, body, patience)[0] != 409
 
-    def delete(self, patience: float, /) -> bool:
-        """Delete the object if this attempt may do so; tell whether it did."""
+    def delete(self, patience: float, /) -> str:
+        """Delete the object if this attempt may do so; return a sentence if it no longer has replicas."""
         while True:
             found = self.find(patience)
-            if not found or note_of(found, "launcher") not in self.own:
-                return False
+            if not found:
+                return f"{self.name} does not exist"
+            if note_of(found, "launcher") not in self.own:
+                return ""
             if self.remove(found, patience):
-                return True
+                return f"{self.name} is deleted"
 
     def stop(self, number: int, _: object, /) -> None:
         """Handle a signal that ends the stage: delete first, report later."""
         try:
-            said = f"; {self.name} is deleted" * self.delete(5)
+            said = self.delete(5)
+            said = said and f"; {said}"
         except Failure as failure:
             said = f", but {self.name} is not deleted: {failure}"
         say(f"ended by signal {number}{said}")
@@ -267,8 +270,9 @@ class ClusterStage:
             return self.finish(self.follow(self.make()))
         except Exception:  # whatever it is, nobody would follow the object
             with contextlib.suppress(Failure):
-                if self.delete(5):
-                    say(f"{self.name} is deleted")
+                said = self.delete(5)
+                if said:
+                    say(said)
             raise
 
     def follow(self, found: Any, /) -> Any:

@@ -259,7 +259,8 @@ class HostRun(ReadableRun):
             pod = stage.attempts[-1].started.pod_name
             name = object_name(launcher.stage, self.run_id, self._nodes.node_of(pod))
             with contextlib.suppress(HostError):
-                if f"{name} is deleted".encode() in self._logs.ask(pod):
+                log = self._logs.ask(pod)
+                if any(f"{name} {end}".encode() in log for end in ("is deleted", "does not exist")):
                     continue
             kind = f"{launcher.plural}.{launcher.api.split('/')[1]}"
             command = shlex.join(["kubectl", "delete", kind, name, "-n", self._connection.pods])
