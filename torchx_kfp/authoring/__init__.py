@@ -2,7 +2,7 @@
 
 The public functions are in ``stages``. On its way from an AppDef to the compiled file, a stage has five forms:
 
-- ``StageOptions``: its options (``options``); ``Stages`` are those that stages share. ``reads`` parses one of them.
+- ``StageOptions``: its options (``options``); ``Stages`` has shared ones. ``reads`` parses one of them.
 - ``Text``: each text of the AppDef and the options, as constants and ``Reference``s to values that are known only when
   the stage runs (``references``). ``channels`` finds them, ``inline_code`` keeps them out of code.
 - ``Application``: what the pod runs, and its settings (``application``): the application of a role, or the launcher of

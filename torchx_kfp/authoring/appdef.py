@@ -157,7 +157,7 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
 
 
 def _refuse_unknown(value: specs.AppDef | specs.Role | specs.Resource, where: str) -> None:
-    """Reject a field of a later TorchX that is set, because its meaning is unknown."""
+    """Reject fields of a later TorchX: their meaning is unknown."""
     known = next(FIELDS[kind.__name__] for kind in type(value).__mro__ if kind.__name__ in FIELDS)
     for field in fields(value):
         if field.name in known:

@@ -60,8 +60,8 @@ class Application:
         env: its variables.
         field_paths: variables that name fields of the pod.
         image: its image.
-        starter: the words of the programs that start it.
-        failures: the exit codes of a starter that could not start it.
+        starter: the words of the programs before it.
+        failures: the exit codes of a failed starter.
         resources: the pod's requests and limits, as Kubernetes writes them, with at most one type of device.
         node_selector: the labels of its node.
         volumes: pairs of a claim and its mount path.
@@ -81,12 +81,12 @@ class Application:
 
     @property
     def has_task_config(self) -> bool:
-        """Whether settings of the task also apply to its own pod, as in each stage with an engine."""
+        """Whether settings of the task also apply to the launcher's pod."""
         return bool(self.task_config)
 
 
 def single_application(app: specs.AppDef, options: StageOptions) -> Application:
-    """Return the application of a stage without an engine: that of its one role, with its retries and trackers."""
+    """Return the application of a stage without an engine: its only role's, with retries and trackers."""
     if options.replicas is not None:
         raise AppDefError("replicas is given, but no engine. Give one, such as engine='job': it runs the replicas.")
     role = single_role(app)

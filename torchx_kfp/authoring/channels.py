@@ -29,7 +29,7 @@ def pipeline_here(where: str) -> pipeline_context.Pipeline:
 
 
 def channel_here(channel: pipeline_channel.PipelineChannel, where: str) -> pipeline_channel.PipelineChannel:
-    """Return the channel, or reject one of another pipeline, which KFP would not notice.
+    """Return the channel, or reject another pipeline's, which KFP would accept.
 
     KFP itself rejects channels that are used outside the loop or condition in which they have a value.
     """
@@ -175,7 +175,7 @@ def _ir_type(channel_type: str) -> str:
 
 
 def _refuse_lost(text: str, where: str) -> None:
-    """Reject text that an f-string made from another object, and that KFP would use as a constant."""
+    """Reject an object's repr in an f-string, which KFP would use as a constant."""
     for trace, what in _TRACES.items():
         if trace in text:
             raise AppDefError(f"{where} contains {what} as text: {text!r}.")

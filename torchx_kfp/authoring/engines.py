@@ -66,7 +66,7 @@ class Engine(ABC):
         service_account: the service account of the replicas. The default is the one with which the stage runs.
         launcher_image: the image of the launcher. It needs python3 (3.8 or newer); with results or artifacts, also
             fsspec. The default is the first role's image.
-        logs: the replicas whose output the stage's log has: ``"all"``, the ``"first"``, or ``"none"``.
+        logs: the replicas whose output goes to the stage's log: ``"all"``, the ``"first"``, or ``"none"``.
     """
 
     NAME: ClassVar[str]
@@ -111,10 +111,10 @@ class Engine(ABC):
             raise self._error(f"ttl={ttl!r}. Give seconds, {_SHORTEST_TTL} or more")
 
     def workload(self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest]) -> dict[str, Any]:
-        """Return the part of the launcher's ``LauncherSpec`` that is the engine's: the object, and how to follow it.
+        """Return the engine's part of the ``LauncherSpec``: the object, and how to follow it.
 
         Args:
-            roles: the roles by their names in Kubernetes: DNS labels, with which replicas are called in logs.
+            roles: the roles by their names in Kubernetes: DNS labels, which name replicas in logs.
             pods: the template of each role's pods.
 
         Raises:
@@ -139,9 +139,9 @@ class Engine(ABC):
     def _spec(
         self, roles: Mapping[str, specs.Role], pods: Sequence[Manifest], success: Sequence[str]
     ) -> tuple[Manifest, Mapping[str, Any]]:
-        """Return the spec of the object, and what else differs in the ``LauncherSpec``.
+        """Return the spec of the object, and other fields of the ``LauncherSpec``.
 
-        ``success`` has the names of the roles whose success is the stage's.
+        ``success`` names the roles that must succeed.
         """
 
     def _success(self, roles: Mapping[str, specs.Role]) -> list[str]:
@@ -157,10 +157,10 @@ class Engine(ABC):
     def check_text(self, role: specs.Role, words: Sequence[str], values: Iterable[str]) -> None:  # noqa: B027
         """Reject text of a role's command line and variables that the engine cannot pass on; most pass on all of it.
 
-        Both have only the text that is known when the pipeline is compiled.
+        Both have only text known at compile time.
 
         Raises:
-            AppDefError: there is such text.
+            AppDefError: it cannot pass these on.
         """
 
     def _only_role(self, roles: Mapping[str, specs.Role]) -> specs.Role:
@@ -182,12 +182,12 @@ def marker(name: str) -> Manifest:
 
 
 def restarts_alone(role: specs.Role) -> int:
-    """Return how often the engine starts single failed replicas of the role again."""
+    """Return how often the engine restarts a failed replica of the role."""
     return int(role.max_retries) if role.retry_policy == "REPLICA" else 0
 
 
 def _retries(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
-    """Return how often the launcher makes another object after a failed one."""
+    """Return how often the launcher replaces a failed object."""
     counts = {role.name: int(role.max_retries) - restarts_alone(role) for role in roles.values()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
@@ -199,7 +199,7 @@ def _retries(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
 
 
 def _metadata(labels: Mapping[str, str | None]) -> Manifest:
-    """Return the metadata of the engine's object, with those labels that have a value."""
+    """Return the metadata of the engine's object; empty labels are omitted."""
     own = {"app.kubernetes.io/managed-by": "torchx-kfp", STAGE_LABEL: marker("name")}
     given = {key: value for key, value in labels.items() if value}
     return {"name": marker("name"), "labels": {**own, **given}, "annotations": {}}
@@ -208,7 +208,7 @@ def _metadata(labels: Mapping[str, str | None]) -> Manifest:
 def _indexed_job(role: specs.Role, position: int) -> Manifest:
     """Return the spec of a Job whose pods are the role's replicas.
 
-    A replica is replaced when it has ended: two pods at the same time would have its name.
+    A replica is replaced only after its end: two running pods would share its name.
     """
     return {
         "podReplacementPolicy": "Failed",
@@ -274,8 +274,8 @@ class JobSet(Engine):
 
     Attributes:
         ttl: the seconds for which the JobSet is kept after it has succeeded, as for ``Job``.
-        succeeds_with: the roles whose success is the stage's: the others, such as a parameter server that never ends,
-            are ended then. The default is all.
+        succeeds_with: the roles that must succeed; then the others, such as a parameter server, are stopped. The
+            default is all.
 
     With ``RetryPolicy.APPLICATION``, the stage makes another JobSet after a failed one, up to ``max_retries`` times: a
     restart by the JobSet itself would keep the execution id, and mix what both attempts record. With

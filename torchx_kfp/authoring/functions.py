@@ -211,7 +211,7 @@ class _Call:
         return self.fn(*bound.args, **bound.kwargs)
 
     def check_samples(self, app: specs.AppDef, references: Sequence[Reference]) -> None:
-        """Refuse inputs of which the function uses more than the text, by calling it with two values."""
+        """Reject inputs whose value the function needs, by calling it with two values."""
         placeholders = {reference.name: Placeholder(reference) for reference in references}
         if _content(self.build(placeholders)) != _content(app):
             raise AppDefError(

@@ -1,9 +1,9 @@
 """Channels inside code that is an argument: the programs of ``sh -c``, ``python -c``, ``perl -e``.
 
-KFP fills a channel into a word as text. Inside of code, the text would be code: a parameter's value could close the
-quotes around it. So a channel cannot be a part of code, with one exception. TorchX's components, such as ``dist.ddp``
-and ``utils.sh``, join the words of one command into a shell program, as ``shlex.join`` does. There, a channel in single
-quotes becomes a variable, which the shell expands to one word with any value.
+KFP fills a channel into a word as text. Inside code, the text would be code: a value could close the quotes around it.
+So a channel cannot be a part of code, with one exception. TorchX's components, such as ``dist.ddp`` and ``utils.sh``,
+join the words of one command into a shell program, as ``shlex.join`` does. In such a program, a quoted channel becomes
+a variable, which the shell expands to one word.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class StageOptions:
         engine: the engine that runs several replicas or roles: ``"job"``, ``"jobset"``, ``"trainjob"``, or one
             of ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their output, and ends with
             them; it needs python3 (3.8 or newer) in the image of the first role. An engine also runs a single replica
-            whose mounts or devices KFP has no place for.
+            with mounts or devices that KFP does not support.
         replicas: the number of replicas, if it is known only when the stage runs: a channel for an integer
             from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
         inputs: patterns of files of the workspace that the stage reads although its code does not name them, such as
@@ -173,7 +173,7 @@ def secret_variables(secrets: Secrets) -> list[str]:
 
 
 def check_variables(env: Mapping[str, object], secrets: Secrets, reserved: Container[str], where: str) -> None:
-    """Reject variables that are set twice: by a role's env, by secrets or, if ``reserved``, by the stage."""
+    """Reject variables set twice: by a role's env, secrets or, if ``reserved``, the stage."""
     given = [(variable, f"env of {where} sets {variable!r} to {value!r}") for variable, value in env.items()]
     for secret, variables in secrets.items():
         given += [(variable, _gives(secret, key, variable)) for key, variable in variables.items()]

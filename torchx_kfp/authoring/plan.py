@@ -45,7 +45,7 @@ _VALUE = re.compile(r"(?!--?[A-Za-z][\w-]*\Z)[\w@%+=:,./-]{1,256}", re.ASCII)
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The facts about a stage from which its KFP component and task are made.
+    """A stage as pure data, which becomes its KFP component and task.
 
     ``name`` is the stage's name as given by the user, ``component`` its name in KFP. ``image`` and ``command`` are text
     for KFP. ``tracker_base`` is the option; for a component, a reference to its parameter. ``parameters`` are KFP's
@@ -229,7 +229,7 @@ class Renderer:
         return "".join(part if isinstance(part, str) else self._placeholder(part) for part in parts)
 
     def render_reads(self, reads: Mapping[str, ReadSource], *, by_alias: bool) -> list[str]:
-        """Return the execution ids of parents as JSON with placeholders for parameters, named by given aliases."""
+        """Return the execution ids of parents as JSON with placeholders, by alias."""
         return [self._run_ids(source, alias if by_alias else READS) for alias, source in reads.items()]
 
     def render_run_id(self, source: Reference | str, name: str) -> str:
@@ -276,7 +276,7 @@ class Renderer:
         return [text for text, _ in coded], mask, [value for _, value in moved.values()]
 
     def _whole(self, parts: Text) -> tuple[str, str]:
-        """Return a word that stays, escaped if an engine would change it, and its letter in the mask."""
+        """Return a word, escaped if an engine would change it, and its letter in the mask."""
         text = self.render(parts)
         escaped = is_constant(parts) and find_rewritten(text) is not None
         text = check_word(escape(text) if escaped else text, "An argument or variable, as it is passed on,")
@@ -308,7 +308,7 @@ class Renderer:
 
 
 def _moved(words: Sequence[Text], variables: int) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield the indices of words whose values move, each with the part that stays and the value."""
+    """Yield the indices of words with values that move: the remaining part, and the value."""
     for index, word in enumerate(words):
         if index == variables or not is_constant(word):
             continue

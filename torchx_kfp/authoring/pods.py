@@ -34,14 +34,14 @@ def pod_template(
     """Return the template of a role's pods, with markers for values that only the launcher knows.
 
     It is the pod of TorchX's Kubernetes scheduler, which maps mounts, devices, ports and capabilities, gives the pod a
-    ``/dev/shm`` of the size of its memory and keeps Istio's sidecar away. That scheduler asks for a little less than
-    the limits, to leave room on nodes of its own; a replica of this package gets all of them.
+    ``/dev/shm`` of the size of its memory and keeps Istio's sidecar away. That scheduler requests slightly less than
+    the limits, to leave room on its nodes; this package requests all of it.
 
     Args:
         engine: the engine, for its options.
         role: the role.
         name: its name in Kubernetes.
-        position: its position in the AppDef, by which markers name it.
+        position: its position in the AppDef, used by markers.
         values: those of TorchX's macros, for the overlay.
         image: its image, or a marker.
         env: the variables from secrets and fields of the pod.

@@ -78,7 +78,7 @@ ReadSource = Reference | str | Text
 
 
 def is_list(source: ReadSource) -> bool:
-    """Return whether a parent is several stages."""
+    """Return whether a parent is a fan-in."""
     return isinstance(source, tuple) or (isinstance(source, Reference) and source.type == "LIST")
 
 

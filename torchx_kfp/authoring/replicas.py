@@ -1,7 +1,6 @@
 """The roles of a distributed stage: fields of AppDef, Role and Resource with an engine.
 
-``_ALL`` says what all engines have in common, and ``Engine.FIELDS`` where one differs; everything else is as in
-``appdef.FIELDS``.
+``_ALL`` holds for all engines, ``Engine.FIELDS`` for one; everything else is as in ``appdef.FIELDS``.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ WITH_ENGINE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 
 class _Words:
-    """The words of the launcher's command line, each once, to which its specification refers by number."""
+    """The distinct words of the launcher's command line; its specification refers to them by number."""
 
     def __init__(self) -> None:
         self.words: list[Text] = []
@@ -161,7 +160,7 @@ def _constant(parts: Text) -> str:
 
 
 def _check_roles(app: specs.AppDef) -> None:
-    """Check the fields of all roles that do not differ from engine to engine."""
+    """Check fields of roles that all engines treat alike."""
     for role in app.roles:
         where = check_role(app, role)
         role_retries(role)
@@ -214,7 +213,7 @@ def _parse_count(count: object, role: specs.Role) -> Text:
 
 
 def role_names(roles: Sequence[specs.Role]) -> list[str]:
-    """Return a name for each role that Kubernetes accepts within names of pods: short, distinct DNS labels."""
+    """Return a short, distinct DNS label for each role, for names of pods."""
     names: list[str] = []
     for position, role in enumerate(roles):
         whole = component_name(role.name)

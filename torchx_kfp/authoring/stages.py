@@ -169,7 +169,7 @@ class Stages(SharedOptions):
         name: str | None = None,
         **shared: Any,
     ) -> dsl.PipelineTask:
-        """Make a task that publishes the records of another stage, whose image does not have Python.
+        """Make a task that publishes the records of a stage whose image lacks Python.
 
         Args:
             task: a tracked task, or a channel or string that is an execution id.

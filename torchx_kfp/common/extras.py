@@ -38,7 +38,7 @@ def require(extra: str, what: str) -> None:
 
     Args:
         extra: its name in pyproject.toml.
-        what: the feature that needs it, as the beginning of the message.
+        what: the feature that needs it; the message begins with it.
 
     Raises:
         MissingExtraError: a module of the extra is missing; the message has the command that installs it.

@@ -40,7 +40,7 @@ class UnfitFileError(OSError):
 
 
 def special_kind(mode: int) -> str:
-    """Return the kind of anything but a file or folder, or "": opening or reading it may block forever."""
+    """Return the kind of a special file, or "": opening or reading one may block forever."""
     return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else _kind(mode)
 
 
@@ -49,7 +49,7 @@ def _kind(mode: int) -> str:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Return whether a path or URL is a folder or inside it, by its text."""
+    """Return whether a path or URL names a folder or something inside it."""
     path = path if "://" in path else os.path.normpath(path)
     return path == folder or path.startswith(os.path.join(folder, ""))
 
@@ -181,5 +181,5 @@ def copy_content(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def temporary_name() -> str:
-    """Return a new name for an incomplete file, or a file to be removed."""
+    """Return a new name for an incomplete or obsolete file."""
     return f"{TEMPORARY}{os.urandom(8).hex()}"

@@ -10,14 +10,13 @@ A tracked stage's command is::
 the execution id (METRICS is the path of an artifact), writes it to KFP's output, checks the execution ids in each
 PARENT (``scripts.parent_words``), and ends with ``exec WORDS``: the application gets the signals, and its exit code is
 that of the stage. WORDS are the application's entrypoint and arguments. An ``env`` before them sets the role's
-variables, because KFP's cache key includes the command, but not the environment of the container. It also sets the
-variables of further trackers, which replace those of the script.
+variables, because KFP's cache key includes the command, but not the environment of the container. It also sets
+variables of further trackers, replacing the script's.
 
 A stage with outputs has a PUBLISHER (``carried.publisher``), which runs WORDS as its child, passes on signals and the
 exit code, and publishes the records of the application. WORKSPACE (``scripts.workspace_words``) unpacks code and starts
 the rest in it, and RETRIES (``scripts.retry_words``) starts WORDS again if they fail. A distributed stage has neither:
-its WORDS are those of the launcher (``launcher_words``) and of its replicas, and the command of each replica begins
-with WORKSPACE.
+its WORDS run the launcher (``launcher_words``), and the command of each replica begins with WORKSPACE.
 
 VALUES is the input ``stage``: the stage's name, the alias of each PARENT, and the values of the words that MASK marks.
 Everything else is equal for all stages of the same shape. KFP's backend stores such a container only once, together
@@ -227,7 +226,7 @@ def decode_command(command: Sequence[str]) -> DecodedCommand:
 def set_aside(command: Sequence[str], names: Pattern[str]) -> list[str]:
     """Return a command that does not set these variables.
 
-    They are renamed, because values depend on the positions of words.
+    They are renamed: values depend on word positions.
     """
     decoded, words = decode_command(command), list(command)
     start = len(words) - len(decoded.application)
@@ -263,7 +262,7 @@ def _decode_own(words: list[str], parts: str, at: int) -> DecodedCommand:
 
 
 def _application(words: Sequence[str], at: int) -> dict[str, Any]:
-    """Decode the words from ``at`` on."""
+    """Decode the words from position ``at``."""
     decoded: dict[str, Any] = {}
     if words[at:] and os.path.basename(words[at]) == "env":
         decoded["variables"] = _assignments(words[at + 1 :])

@@ -86,7 +86,7 @@ _KEPT_UNPRINTABLE = "\t\n\r"
 
 
 def find_rewritten(text: str) -> str | None:
-    """Return the first piece of text that an engine would change, or None."""
+    """Return the first text that an engine would change, or None."""
     found = _REWRITTEN.search(text)
     if found:
         return found.group()

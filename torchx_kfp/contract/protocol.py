@@ -1,6 +1,6 @@
 """The stage protocol, version 1: the variables that give a stage its execution id and the execution ids of its parents.
 
-This module has the names of these environment variables, and the only encoder and decoder of their values. Applications
+This module names these variables, and has the only encoder and decoder of their values. Applications
 decode them. In a stage, a shell script sets them, because some values are known only at run time. ``encode_context``
 returns the environment that the script must produce, and with which an application can be started by hand. The module
 uses only the standard library.
@@ -115,7 +115,7 @@ class PodAttempt(NamedTuple):
 
 
 def superseded(recorded: Mapping[str, float]) -> set[str]:
-    """Return the execution ids of superseded attempts: of those with the same pod name, the last one to record counts.
+    """Return the execution ids of superseded attempts: for each pod name, all but the last to record.
 
     Keys that are not execution ids of KFP or of a local run are never superseded.
 

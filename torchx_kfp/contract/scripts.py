@@ -109,12 +109,12 @@ def find_script(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def parent_words(parents: Iterable[str]) -> list[str]:
-    """Return words with the execution ids of parents as JSON, each after a blank: only the last word is empty."""
+    """Return the words for the execution ids of parents: JSON after a blank each, and an empty word."""
     return [*map(" {}".format, parents), ""]
 
 
 def parents_in(aliases: Sequence[str], words: Sequence[str]) -> Mapping[str, protocol.RunIds]:
-    """Return the execution ids in these words, without the last one; {} if they are placeholders."""
+    """Return the execution ids in these words, except the last; {} for placeholders."""
     members = (f'"{alias}":{text}' for alias, text in zip(aliases, words, strict=False))
     with contextlib.suppress(TrackerError):
         return protocol.decode_parents(f"{{{','.join(members)}}}")
@@ -145,7 +145,7 @@ sys.exit(125)" "$0" "$@";}};exec "$@\""""
 
 
 def unpacker_file() -> bytes:
-    """Return the content of ``UNPACKER``: the module, filled up to what a stage reads."""
+    """Return the content of ``UNPACKER``: the module, padded to the length read."""
     return (Path(__file__).parent / "carried" / "workspace.py").read_bytes().ljust(_UNPACKER_TO - _UNPACKER_FROM, b"\n")
 
 

@@ -1,6 +1,6 @@
 """The specification for the launcher of a distributed stage, and its line about replicas.
 
-``carried.launcher`` reads the JSON form. It travels in commands and imports nothing, so it names the keys again.
+``carried.launcher`` reads the JSON form. It imports nothing, so it names the keys again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReplicaCount(NamedTuple):
 class RoleSpec:
     """A role for the launcher.
 
-    The stage has ``most`` replicas of it, or the number in the word ``count``, which must be at least ``fewest``. A
+    It has ``most`` replicas, or the number in the word ``count``, at least ``fewest``. A
     variable without text has the launcher's value, if any. ``pod`` is the template of its pods; it has the image,
     unless ``image`` has it.
     """
@@ -61,16 +61,15 @@ class RoleSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherSpec:
-    """The launcher's input: the engine's object, where to find its state, and the roles.
+    """The launcher's input: the engine's object, the location of its state, and the roles.
 
     ``api`` and ``plural`` name the collection of ``object``; ``companions`` are objects that it owns, as (api, plural,
     manifest). ``succeeded`` is the condition of an object that has succeeded. ``host`` is the name of replica 0 of the
-    first role, as a format for ``%``. ``retries`` is how often the launcher makes another object after a failed one.
-    ``container`` is the name of the replicas' containers, if it is not that of their role. If the controller starts a
-    failed container again, ``ends`` says that the stage ends with the first failure instead.
-    ``success`` names the roles whose success is the stage's. ``config`` names the input with the settings of the task,
-    and ``claims`` the paths of volumes that the launcher has because of the AppDef. ``failure`` is the exit code of a
-    launcher that has failed itself, unlike the application.
+    first role, as a format for ``%``. ``retries`` is how often the launcher replaces a failed object.
+    ``container`` is the name of the replicas' containers, if it is not that of their role. With ``ends``, the stage
+    ends with the first failed container, even if the controller restarts it. ``success`` names the roles that must
+    succeed. ``config`` names the input with the settings of the task; ``claims`` are the paths of the AppDef's volumes
+    in the launcher. ``failure`` is the exit code if the launcher itself fails.
     """
 
     stage: str
@@ -128,7 +127,7 @@ class LauncherSpec:
 
     @property
     def engine_options(self) -> list[str]:
-        """The options of the stage's engine that matter to the cluster only, and that the pipeline sets."""
+        """The options of the stage's engine that are set and matter only on the cluster."""
         metadata, spec = self.object["metadata"], self.object["spec"]
         is_set = {
             "logs": self.logs != "all",
@@ -144,8 +143,7 @@ class ReplicaRole:
 
     ``image`` may contain placeholders; ``pod`` is the spec of its pods. ``count`` is the number of its replicas if
     it is known only at run time, as text with a placeholder; it must be from ``fewest`` to ``most``. ``command`` is its
-    command line, and ``env`` has its variables, except those that all roles get; ``${replica_id}`` in them is the index
-    of the replica.
+    command line, ``env`` its own variables; in both, ``${replica_id}`` is the replica's index.
     """
 
     name: str
@@ -159,11 +157,11 @@ class ReplicaRole:
 
     @property
     def variables(self) -> list[Mapping[str, Any]]:
-        """The entries of its environment that the launcher does not fill in."""
+        """The entries of its environment without values from the launcher."""
         return [one for one in self.pod["containers"][0].get("env") or () if "name" in one]
 
     @property
     def mounts(self) -> list[str]:
-        """The paths of its mounts, except the shared memory of each pod."""
+        """The paths of its mounts, except shared memory."""
         mounts = self.pod["containers"][0].get("volumeMounts") or ()
         return [mount["mountPath"] for mount in mounts if mount["mountPath"] != "/dev/shm"]

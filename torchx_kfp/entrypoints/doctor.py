@@ -1,4 +1,4 @@
-"""The checks of ``torchx-kfp doctor``: this machine, a KFP host and storage. None changes a host.
+"""The checks of ``torchx-kfp doctor``: this machine, a KFP host and storage. No check changes a host.
 
 A check returns a message, or raises: ``Skipped`` if there is nothing to check, ``Doubt`` for a warning, and any other
 error if something required is missing.
@@ -69,7 +69,7 @@ class Finding:
 
 @dataclass
 class CheckUp:
-    """The input of the checks: ``flags`` are settings of the command line, the rest is from earlier checks."""
+    """The input of the checks: ``flags`` are settings of the command line; earlier checks set the rest."""
 
     flags: Mapping[str, Any]
     settings: Settings = field(default_factory=Settings)
@@ -87,7 +87,7 @@ class CheckUp:
 
 
 def check_up(flags: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the outcome of each check. A check is skipped if the one that it needs did not succeed."""
+    """Yield the outcome of each check. A check is skipped unless the one that it needs succeeded."""
     look = CheckUp(flags)
     without: set[str] = set()
     for subject, (needed, check) in CHECKS.items():

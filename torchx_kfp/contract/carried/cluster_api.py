@@ -72,8 +72,8 @@ class Cluster:
     def call(self, method: str, path: str, body: Any = None, /, patience: float = PATIENCE) -> tuple[int, Any]:
         """Send a request until it is answered; return the status and the response.
 
-        Servers that are away, busy or changing tokens are asked again, and so are those that refuse what they have
-        allowed before: authorizers have bad moments, too. 404 and 409 are answers; others end the stage.
+        Requests to unreachable or busy servers are repeated, and so are requests refused after one was allowed:
+        authorizers fail temporarily. 404 and 409 are answers; other errors end the stage.
         """
         began = time.monotonic()
         pause = 0.25
@@ -123,8 +123,8 @@ def reason(error: urllib.error.HTTPError, /) -> str:
 def pieces(stream: Any, ended: bool, /) -> Iterator[tuple[bytes, bytes]]:
     """Yield the lines of a log, long ones in pieces of at least 64 KiB, each with its time, so that times compare.
 
-    If the pod has not ``ended``, a last line without an end is that of a connection that has broken: it is left out.
-    The stream's ``readline`` takes a connection that breaks between two chunks for the end of the answer.
+    Until the pod has ``ended``, an incomplete last line means a broken connection, and is omitted.
+    To the stream's ``readline``, a connection that breaks between two chunks is the end of the answer.
 
     Raises:
         ValueError: it is not a log.

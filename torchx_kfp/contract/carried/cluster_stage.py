@@ -1,12 +1,12 @@
 """The object of the cluster's engine: create or adopt it, follow it to its end, and delete it.
 
-On the cluster, there is exactly one object at any time, whatever dies when. Its name comes from the Argo node of the
+The cluster has exactly one object at any time, whichever process dies. Its name comes from the Argo node of the
 stage, which is the same in all attempts, and Kubernetes accepts a name only once. An attempt adopts the object if it
 runs or has succeeded; if it has failed, or was made from another SPEC, the attempt deletes it, waits until it is gone
 with its pods, and makes a new one. The execution id of the object is that of the attempt that made it, so that results
 of a failed one are never those of the next. An annotation names the attempt that follows the object, and a process
-whose pod is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes an
-object only while that names itself, or the attempt before it.
+whose pod is gone follows none: a disconnected node may return during the next attempt. An attempt deletes an object
+only if that names this attempt or the one before.
 
 Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
 object is the first thing that the handler does. The owner of the object, and of the service that gives its pods names,
@@ -103,9 +103,9 @@ class ClusterStage:
         return None if code == 404 else found
 
     def remove(self, found: Any, patience: float = PATIENCE, /) -> bool:
-        """Delete the object as it was found; tell whether that is done, because it has not changed since.
+        """Delete the object unless it has changed since; return whether it was deleted.
 
-        Kubernetes takes its pods first, so that it is gone only when they are.
+        Kubernetes deletes its pods first.
         """
         known = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
         body = {"propagationPolicy": "Foreground", "preconditions": known}
@@ -152,7 +152,7 @@ class ClusterStage:
             time.sleep(0.5)
 
     def obstacle(self, found: Any, /) -> str:
-        """Return why the object cannot be adopted yet, or created if there is none; empty if it can."""
+        """Return why the object cannot be adopted or created yet; empty if it can."""
         if not found:
             left = any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods())
             return "waiting until the pods of an earlier attempt are gone" * left
@@ -168,7 +168,7 @@ class ClusterStage:
         return f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods"
 
     def create(self, owners: Any, /) -> Any:
-        """Create the object, after what goes with it; return it, or None if there is one."""
+        """Create the object after its companions; return it, or None if it exists."""
         for api, plural, one in self.spec["companions"]:
             companion = fill(one, {"name": self.name})
             companion["metadata"]["ownerReferences"] = owners
@@ -314,7 +314,7 @@ class ClusterStage:
         return code
 
     def watch(self, items: Any, suspended: bool, /) -> None:
-        """Record the pods, start reading logs of new ones, and report what keeps others from running."""
+        """Record the pods, start reading logs of new ones, and report why others are waiting."""
         seen = set()
         for item in sorted(items, key=lambda item: item["metadata"]["creationTimestamp"]):
             meta = item["metadata"]

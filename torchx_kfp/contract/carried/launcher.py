@@ -4,7 +4,7 @@ In the command of such a stage, this program takes the place of the application:
 
     python3 -c PROGRAM SPEC {{$}} WORD...
 
-SPEC is JSON, a ``contract.specification``: the manifest of the engine's object, where its state is found, and the
+SPEC is a ``contract.specification`` as JSON: the manifest of the engine's object, the location of its state, and the
 roles. The program knows no engine. Text that is known only at run time, and all arguments of the applications, are
 WORDs; SPEC refers to them by number. ``{{$}}`` is KFP's ExecutorInput, which has the settings of the task
 (``dsl.TaskConfig``) and names the file for the execution id.
@@ -27,7 +27,7 @@ from torchx_kfp.contract.carried.replica_roles import Failure, count, say, use_r
 
 
 def main(spec_text: str, executor_input: str, /, *words: str) -> None:
-    """Run the stage's replicas, and exit with the stage's exit code, at once: threads that read logs may be waiting."""
+    """Run the stage's replicas, and exit with its exit code without joining threads, which may wait for logs."""
     spec = json.loads(spec_text)
     try:
         counts = [count(role, words) for role in spec["roles"]]

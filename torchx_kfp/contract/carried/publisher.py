@@ -4,12 +4,12 @@ In the command of a stage with results or artifacts, this program comes before t
 
     python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
 
-Its messages are short, because the command carries it, and it does little before the application starts.
+The command carries it, so its messages are short; it does little before the application starts.
 
 SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [name, shown]}}``. ``output`` is KFP's name
 of the output, ``name`` the recorded name, and ``shown`` 1 if KFP's UI shows the artifact. If SPEC has ``"may_fail":
-[exit code, ...]``, the stage succeeds with all other exit codes of the application, and records the code as the result
-``exit_code``, unless it was asked to end. ``{{$}}`` is KFP's ExecutorInput, which names the file of each output. The
+[exit code, ...]``, the stage succeeds with any other exit code of the application, and records it as the result
+``exit_code``, unless it was asked to stop. ``{{$}}`` is KFP's ExecutorInput, which names the file of each output. The
 PATHs are the local files of the artifacts: ``metrics``, and those of SPEC in its order. The execution id and the
 tracker base come from the environment (``protocol``). Without APPLICATION, the program publishes the records of another
 stage.
@@ -79,7 +79,7 @@ def run(command: Sequence[str], /) -> tuple[int, bool]:
     before the application runs, and because the init process of a container does not get other signals.
 
     Returns:
-        The application's exit code, or 128 + n if signal n ended it, and whether this process was asked to end.
+        The application's exit code (128 + n for signal n), and whether this process was asked to stop.
     """
     signals = {getattr(signal, f"SIG{name}") for name in ("CHLD", "HUP", "INT", "QUIT", "TERM", "USR1", "USR2")}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -109,7 +109,7 @@ def end_leftovers(run_id: str, /) -> None:
     """End processes that the application left running, which could keep the stage's output open forever.
 
     The execution ids of further attempts in this pod continue with ``_``. Processes get SIGTERM, because an application
-    started by a shell script outlives the shell if a signal ends it. After 5 s, they are killed.
+    can outlive the shell that started it. After 5 s, they are killed.
     """
     for attempt in range(60):
         left = 0
@@ -271,8 +271,8 @@ def publish_artifact(
         target: the local file of the artifact, which KFP stores.
         path: the recorded path or URL; empty if there is only metadata.
         shown: whether KFP's UI shows it.
-        only: the prefix of local paths: the tracker base, if another stage registered the artifact, because its other
-            files are on the disk of its own pod.
+        only: the prefix of local paths: the tracker base if another stage registered the artifact, whose other files
+            are in its pod.
 
     Raises:
         ValueError: a local file is elsewhere.

@@ -35,11 +35,11 @@ SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, *ENDING}
 def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
     """Run each replica as a process in a new session, as TorchX's local scheduler does.
 
-    The first failure ends all replicas. Replicas that name the same port take turns with those of other stages.
+    The first failure ends all replicas. Stages whose replicas use the same port take turns.
 
     Returns:
-        The exit code of the replica that failed first, or 128 + n if signal n ended it. If one ends the stage, this
-        program exits.
+        The exit code of the replica that failed first, or 128 + n if signal n ended it. If a signal ends the stage,
+        exit.
     """
     # Signals are blocked and waited for: none is lost while replicas are being started.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -53,7 +53,7 @@ def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
 def hold_port(port: int, /) -> socket.socket:
     """Wait until no other stage on this machine uses the port, and keep others from using it.
 
-    The name of the socket is known only in this network, as the port is, and vanishes with the process.
+    Like the port, the socket's name belongs to this network, and is freed with the process.
     """
     waits = False
     while True:
@@ -81,7 +81,7 @@ class Process:
 
 
 class Processes:
-    """The replicas of a stage, which run once."""
+    """One run of a stage's replicas."""
 
     def __init__(self, spec: Any, words: Sequence[str], counts: Sequence[int], /) -> None:
         self.spec = spec

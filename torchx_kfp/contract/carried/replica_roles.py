@@ -66,13 +66,13 @@ def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
 
 
 def tally(labels: Sequence[str], total: int, done: int, /) -> str:
-    """Return how many replicas run, by name if only few are left."""
+    """Return the number of running replicas, or the names of a few."""
     names = f" ({', '.join(sorted(labels))})" * (done > 0 and 0 < len(labels) <= 3)
     return f"{len(labels)} of {total} replicas run{names}" + f", {done} succeeded" * (done > 0)
 
 
 def use_run_id(executor_input: Any, run_id: str, /) -> None:
-    """Continue with another execution id, if the stage is tracked: it is then in one of the files that KFP reads."""
+    """Continue with another execution id, if the stage is tracked: one of KFP's output files has the current one."""
     output = ((executor_input.get("outputs") or {}).get("parameters") or {}).get("run_id")
     if output:
         os.environ["TORCHX_JOB_ID"] = run_id
@@ -107,7 +107,8 @@ def show(label: str, line: bytes, /) -> None:
 def fill(node: Any, values: Mapping[str, Any], /) -> Any:
     """Return a manifest with its markers replaced.
 
-    ``{"@": path}`` is a part of the values, if it is there; the items of a list take the marker's place in a list.
+    ``{"@": path}`` stands for a part of the values, which may be missing; inside a list, it can stand for several
+    items.
     """
     if isinstance(node, list):
         items: list[Any] = []

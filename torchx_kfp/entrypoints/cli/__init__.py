@@ -80,7 +80,7 @@ _SIMILAR = 0.75
 
 @contextlib.contextmanager
 def _explaining_options() -> Iterator[None]:
-    """Explain options that belong elsewhere; click would suggest a slightly similar one."""
+    """Explain options of other commands; click would suggest similar ones."""
     try:
         yield
     except click.NoSuchOption as error:
@@ -211,7 +211,7 @@ class _Pipe(io.FileIO):
 
 
 def _lenient(stream: Any, error: type[OSError]) -> Any:
-    """Return a replacement for one of Python's streams: missing readers and odd characters do not end a command."""
+    """Return a replacement for a standard stream: missing readers and odd characters do not end a command."""
     if type(stream) is not io.TextIOWrapper:
         return stream
     file = io.BufferedWriter(_Pipe(stream, error))

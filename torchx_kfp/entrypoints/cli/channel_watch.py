@@ -79,7 +79,7 @@ def _explain(condition: Any) -> str:
 
 
 def _is_itself(condition: Any) -> bool:
-    """Return whether a channel is compared with itself, as lists and dicts do in a search."""
+    """Return whether a channel is compared with itself, as in a search of a list."""
     from kfp.dsl import pipeline_channel
 
     if not isinstance(condition, pipeline_channel.ConditionOperation) or condition.operator != "==":

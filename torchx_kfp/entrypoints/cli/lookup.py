@@ -132,7 +132,7 @@ class Lookup:
         return found
 
     def _latest(self, host_run_options: dict[str, Any]) -> RunReader | HostRun | None:
-        """Return the newest run, local or of the host; None unless both may have one."""
+        """Return the newest run, local or remote; None unless both may have runs."""
         try:
             here = find_run(self.output_dir, LATEST)
         except ArgumentError:

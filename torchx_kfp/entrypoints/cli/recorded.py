@@ -182,7 +182,7 @@ class RunRecords:
         return task_name(f"{rest}/").startswith(inside) or of_stage
 
     def _split(self, known: Sequence[str]) -> tuple[str, str]:
-        """Return the id of the pipeline run, and what follows it in the word."""
+        """Return the id of the pipeline run, and the rest of the word."""
         word = self.word.rstrip("/") or self.word
         runs = [self.run.run_id] if self.run is not None else list(dict.fromkeys(map(pipeline_run, known)))
         if exact := [run for run in runs if f"{word}/".startswith(f"{run}/")]:
@@ -201,7 +201,7 @@ class RunRecords:
         return names[0], part
 
     def nothing_recorded(self, name: str) -> str:
-        """Return the message that the run, or this part of it, has recorded nothing, and why."""
+        """Return the message that the run, or this part, has no records, and why."""
         part = self.word.removeprefix(name)
         run = titled(self.name.removesuffix(part), name)
         why = "" if self.run is None else cached_by_kfp(self.run) or untracked(self.run)
@@ -227,7 +227,7 @@ class RunRecords:
 
 
 def _say_cached(run: str, cached: Iterable[str]) -> None:
-    """Print on stderr the cached stages of the run, and the runs of their results."""
+    """Print on stderr the run's cached stages, and the runs that recorded their results."""
     origins: dict[str, list[str]] = {}
     for key in cached:
         origins.setdefault(key.partition("/")[0], []).append(task_name(key.split("/")[1]))
@@ -300,7 +300,7 @@ def earlier_attempts(
     Args:
         tracker: the records under the tracker base.
         keys: execution ids.
-        last: the last attempts according to the run, which may have no records.
+        last: the last attempts according to the run, even without records.
         earlier: the pods of earlier attempts according to the run.
     """
     return _earlier(keys, _written(tracker, keys), last, earlier)

@@ -1,8 +1,7 @@
 """An app as a run on a KFP host: the request that starts it, its roles, and the states and lines of their replicas.
 
-The request is a pipeline of one stage, without the variables that TorchX's runner adds to every role: it sets
-``TORCHX_JOB_ID`` and others for its own tracker. A tracked stage gets those of the stage protocol in their place, and a
-variable with the id of TorchX's session would make each run differ for KFP's cache.
+The request is a pipeline of one stage. Variables that TorchX's runner adds to every role, such as ``TORCHX_JOB_ID``,
+are removed: the stage protocol sets its own, and the id of TorchX's session would defeat KFP's cache.
 """
 
 from __future__ import annotations
@@ -92,9 +91,9 @@ def roles_of(record: RunRecord) -> dict[str, StageRoles]:
 
 
 def role_statuses(result: RunResult, roles: Mapping[str, StageRoles]) -> list[specs.RoleStatus]:
-    """Return the status of each role, which is that of its stage.
+    """Return the status of each role: its stage's.
 
-    If a distributed stage failed, the states of its replicas are unknown, and its pod is the launcher's.
+    If a distributed stage failed, the states of its replicas are unknown; its pod is the launcher's.
 
     Args:
         result: the current result of the run.
@@ -156,7 +155,7 @@ def lines_of(
 
 
 def _selected(lines: list[str], stage: StageRoles, replica: str) -> Iterator[str]:
-    """Yield a stage's lines of the replica; the launcher's own lines count as the first replica's."""
+    """Yield the replica's lines in a stage's log; the launcher's lines count as the first replica's."""
     if not stage.is_distributed:
         yield from lines
         return

@@ -93,7 +93,7 @@ class Answer:
 
     @property
     def is_page(self) -> bool:
-        """Whether it is a web page, which KFP's API never sends."""
+        """Whether it is a web page, which KFP's API never returns."""
         content_type = self.headers.get("Content-Type", "").lower()
         if content_type.startswith("text/plain"):
             return False  # a log, which may contain anything
@@ -115,7 +115,7 @@ class Answer:
 
     @property
     def is_redirect(self) -> bool:
-        """Whether it is a redirect, which is not followed."""
+        """Whether it is a redirect; none is followed."""
         return 300 <= self.status < 400
 
     def json(self) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def _about_credentials(settings: Settings) -> str:
 
 
 def as_object(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return a JSON object, or the one below these keys; an empty one for anything else."""
+    """Return a JSON object, or the one at these keys; {} for anything else."""
     for key in keys:
         value = as_object(value).get(key)
     return value if type(value) is dict or isinstance(value, Mapping) else _NONE

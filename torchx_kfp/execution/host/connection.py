@@ -83,8 +83,8 @@ _Result = TypeVar("_Result")
 class Timeouts:
     """The limits of a request, in seconds.
 
-    ``connect`` and ``read`` limit the time without any data, ``whole`` the time until the end of the answer, including
-    up to ``retries`` retries after waits of ``wait`` times 0, 2, 4.
+    ``connect`` and ``read`` limit the time without data, ``whole`` the total time, including up to ``retries`` retries
+    after waits of ``wait`` times 0, 2, 4.
     """
 
     connect: float = 10.0
@@ -363,7 +363,7 @@ def _json_body(body: Mapping[str, Any] | None) -> bytes | None:
 
 
 def _short(error: object) -> str:
-    """Return the end of urllib3's message: it begins with objects and the host."""
+    """Return the end of urllib3's message, without object reprs and the host."""
     while isinstance(error, Exception) and error.args and isinstance(error.args[-1], Exception):
         error = error.args[-1]
     return shorten(printable(str(error).rpartition(": ")[2]) or type(error).__name__, 200)

@@ -91,7 +91,7 @@ class RunFilter:
 
 
 def of_name(name: str) -> str:
-    """Return the filter for objects with this name."""
+    """Return the filter for objects named this."""
     return _query([_predicate("EQUALS", "display_name", stringValue=name)])
 
 
@@ -264,7 +264,7 @@ class Host:
         return found[0].run_id
 
     def _verify_is_of_host(self, url: str, run_id: str) -> None:
-        """Raise UnknownRunError if the URL of a run's page is that of another host than this one or its UI."""
+        """Raise UnknownRunError if the URL of a run's page belongs to another host."""
         settings = self.connection.settings
         known = {urlsplit(each).netloc.lower() for each in (settings.host, settings.ui_host) if each}
         if url.lower().startswith("http") and known and urlsplit(url).netloc.lower() not in known:

@@ -1,7 +1,7 @@
 """The nodes of a run's Argo workflow, from which ``stages`` derives events.
 
-They are in the workflow's manifest that v1beta1 returns with a run: the only response of KFP 2 with pods, exit codes,
-drivers' decisions, and reasons why pods wait.
+v1beta1 returns them with a run, in the workflow's manifest: the only response of KFP 2 with pods, exit codes, drivers'
+decisions, and reasons why pods wait.
 
 A node's name is the path to it: ``W(0).root(0).inner(0).sleeper(0).executor(0)`` in the workflow ``W``. The number in
 parentheses counts attempts: a node that may be retried has one node below it for each attempt, with the same name and a
@@ -16,9 +16,9 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
 - An exit task ``bye`` is inside ``task.onExit``, where ``task`` is a task before it.
 - Importers, and tasks that make or delete volume claims, are one pod.
 
-``PodSpec`` reads a driver's decisions about the pod of a stage, its output ``pod-spec-patch``: a part of a pod's
-spec whose container runs KFP's launcher. Its option ``--executor_input`` has all inputs and the places of outputs, and
-the stage's own command, with parameters filled in, follows ``--``. Seen on KFP 2.17.
+``PodSpec`` reads a driver's output ``pod-spec-patch``: the part of a stage's pod spec whose container runs KFP's
+launcher. Its option ``--executor_input`` has all inputs and the places of outputs, and the stage's own command, with
+parameters filled in, follows ``--``. Seen on KFP 2.17.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Nodes:
         return found if whole is None else [whole]
 
     def failed_attempt(self, node: Node) -> Node:
-        """Return the last failed attempt, which has the reason; the node itself only says that no retries are left."""
+        """Return the last failed attempt, which has the reason; the node only reports that no retries are left."""
         return next((each for each in reversed(self.attempts(node.name)) if each.state is State.FAILED), node)
 
 
@@ -204,7 +204,7 @@ class PodSpec:
         """Return the content of a patch.
 
         Raises:
-            ValueError: it does not have the form of KFP's driver. The message is a clause.
+            ValueError: it is not from KFP's driver. The message is a clause.
         """
         try:
             container = json.loads(patch)["containers"][0]

@@ -75,7 +75,7 @@ def end_of_stage(
 
 
 def _end_with_run(progress: Progress, last: Node | None) -> tuple[State, str, float | None]:
-    """Return the same for a stage without a reported end in a finished run."""
+    """Return the unreported end of a stage in a finished run."""
     time, canceled = progress.last.ended_at, progress.last.canceled_at is not None
     if progress.last.state is State.SUCCEEDED:
         return State.SUCCEEDED, "", time
@@ -131,7 +131,7 @@ def reason_of_workflow(nodes: Nodes) -> str:
 
 
 def ends_with_launcher(result: StageResult) -> bool:
-    """Return whether a failure is only known as a failure of KFP's launcher."""
+    """Return whether a failure is known only as one of KFP's launcher."""
     return result.state is State.FAILED and _NOTES.fullmatch(result.reason) is not None
 
 

@@ -113,7 +113,7 @@ class _PodLog:
     launcher_error: str = ""
 
     def new_text(self, data: bytes) -> bytes:
-        """Return the lines of a log that its file lacks."""
+        """Return the lines of a log that are not in its file."""
         first = data[: data.find(b"\n") + 1]
         if first and first != self.first:
             # Kubernetes rotates large logs (by default, after 10 MiB), and returns only the newest part.
@@ -233,7 +233,7 @@ class StageLogs:
         return command + (f", or look at {link}" if link else "")
 
     def _append(self, path: Path, new: bytes) -> None:
-        """Append all of the bytes to a log file, or none."""
+        """Append all the bytes to a log file, or none."""
         with self._lock:
             if self._remove is None:
                 self._folder.mkdir(mode=0o700)

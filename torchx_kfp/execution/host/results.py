@@ -1,11 +1,11 @@
 """Results of stages on KFP: find the ids of their executions, and read their records.
 
 The nodes of a run name pods, but neither their UIDs nor the attempts in them, so ids of executions must be looked up.
-Reading results often works and is never worth a long wait.
+Results are optional, and never worth a long wait.
 
 KFP's API does not name the run that a cached stage came from. But each stage that reads it was given its execution's
-id: KFP's driver has resolved the inputs of each stage that runs. A reader that is cached as well has recorded what it
-was given at its own start, under the id that its own readers were given.
+id: KFP's driver has resolved the inputs of each stage that runs. A cached reader recorded them at its start, under the
+    id that its own readers were given.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def cached_run_ids(
 
 
 class _Reads:
-    """Which stages received the run ids of which others; names of stages stand for their run ids."""
+    """Which stages received which other stages' run ids; a stage's name stands for its run id."""
 
     def __init__(self, places: Collection[ScopedTask], ends: Mapping[str, StageResult]) -> None:
         self._by_path = {place.path: place for place in places}
@@ -138,7 +138,7 @@ class _Reads:
         return resolve(place.task, place.component, scope, output).values
 
     def _made_by(self, place: ScopedTask, output: str) -> Iterator[ScopedTask]:
-        """Yield the tracked stages whose run id an output of a task is: one, or one of each branch."""
+        """Yield the tracked stages whose run id is an output of a task: one, or one per branch."""
         if place.component.dag is None:
             if output == RUN_ID and place.is_tracked:
                 yield place
@@ -160,14 +160,14 @@ def find_run_ids(
 ) -> dict[str, str]:
     """Return the full id of each execution ``<run>/<stage>/<pod>``: the one with the latest record.
 
-    That is the last attempt in the pod, or in the last pod of this name, unless it recorded nothing. An execution
+    That is the last attempt with records in the last pod of this name. An execution
     without records keeps its name. Each run is listed once.
 
     Args:
         tracker: the records under the tracker base.
         names: the executions.
-        earlier: earlier executions of the same stages, in order, by these names. If an execution has recorded nothing,
-            the last of them that has counts: a new launcher of a distributed stage follows the replicas of a lost one.
+        earlier: earlier executions of the same stages, in order, by these names. If an execution has no records, the
+            last of these with records counts: a new launcher adopts the replicas of a lost one.
     """
     names = list(names)
     everything = (*names, *(each for name in names for each in earlier.get(name, ())))
@@ -219,7 +219,7 @@ class ResultReader:
         return found
 
     def _ask(self, base: str, ask: Callable[[], tuple[_Result, str]]) -> _Result | None:
-        """Return the first value of ``ask`` if it can be read now; the second describes unreadable ones."""
+        """Return the value of ``ask``, or None; the second item says what was unreadable."""
         failed_at = self._failed[base][0] if base in self._failed else -AGAIN
         if time.monotonic() - failed_at < AGAIN:
             return None

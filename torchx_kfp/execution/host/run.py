@@ -54,7 +54,7 @@ PATIENCE = 60.0
 class HostRun(ReadableRun):
     """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process.
 
-    ``wait`` retries a host that does not answer without a limit. Errors, rejected credentials and wrong settings, such
+    ``wait`` retries an unresponsive host indefinitely. Errors, rejected credentials and wrong settings, such
     as a token file that is being rewritten, are retried for some time. A host that has never answered is not retried.
     """
 
@@ -122,7 +122,7 @@ class HostRun(ReadableRun):
 
         Raises:
             UnknownRunError: the host has no such run.
-            HostNotFoundError: the run has been deleted meanwhile.
+            HostNotFoundError: the run has since been deleted.
             HostError: the host does not answer, or reports an error.
         """
         self.answer = run = self._ask()
@@ -141,7 +141,7 @@ class HostRun(ReadableRun):
         return self._last
 
     def _look(self) -> RunRecord:
-        """Return the run like ``read``, or the last record if the host does not answer at the moment."""
+        """Return the run like ``read``, or the last record while the host does not answer."""
         try:
             record = self.read()
         except HostError as error:
@@ -244,7 +244,7 @@ class HostRun(ReadableRun):
             raise self._unknown(error) from None
 
     def left_replicas(self) -> list[str]:
-        """Return messages about replicas that may still run although the run was canceled.
+        """Return messages about replicas that may still run after a cancel.
 
         The launcher of a distributed stage has only about a second to delete them.
         """

@@ -50,7 +50,7 @@ class Setting:
     """A setting of the connection.
 
     Attributes:
-        help: the help text of its flag, also for settings without one.
+        help: the help text, even of settings without a flag.
         more: further text for the docs.
         metavar: its value in help texts. A FILE is relative to the settings file.
         of_client: the corresponding variable of kfp.Client, if any.
@@ -204,8 +204,8 @@ SUBMISSION: dict[str, Setting] = {item.name: item.metadata["setting"] for item i
 def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings from flags, the environment and the settings file.
 
-    A place that names a different host than the place before it is ignored: a token in the settings file is not sent
-    to another host in a flag.
+    A source that names a different host than the one before it is ignored, so a token in the settings file is not sent
+    to a flag's host.
 
     Args:
         flags: values by setting, including those without a flag, which only Python takes; None and empty values count
@@ -307,7 +307,7 @@ def flag(name: str) -> str:
 
 
 def way_to_give(name: str) -> str:
-    """Return how to give a setting without a flag, for messages."""
+    """Return how to set a setting without a flag, for messages."""
     return f"{variable(name)}, or {name} in {config_file()}"
 
 

@@ -1,6 +1,6 @@
 """A KFP host's reports about a run, as events of a local run, and the new ones among them.
 
-So ``RunState`` computes the same from them: the view, the table, the report and ``--json``.
+So the view, the table, the report and ``--json`` all use ``RunState``.
 """
 
 from __future__ import annotations

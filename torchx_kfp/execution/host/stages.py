@@ -88,7 +88,7 @@ class OrderedEvent:
 class DagNode:
     """The node of a DAG while its tasks are read, with its state and the names of the stages in it.
 
-    If it ``is_closed``, no more tasks start in it.
+    If ``is_closed``, no more tasks start in it.
     """
 
     node: str
@@ -149,7 +149,7 @@ class StageReader:
     # DAGs
 
     def _bodies(self, name: str, around: DagNode, names: StageNames) -> list[DagNode]:
-        """Return the attempts of a DAG's node. No more tasks start in a finished one, or in any but the last."""
+        """Return the attempts of a DAG's node. Tasks start only in the last one, while it is unfinished."""
         nodes = self._nodes.attempts(name)
         closed = [around.is_closed or node.state.is_over or node is not nodes[-1] for node in nodes]
         return [
@@ -158,7 +158,7 @@ class StageReader:
         ]
 
     def _dag(self, component: Component, scope: DagNode) -> TaskOutcome:
-        """Read the tasks of a DAG: started ones first, because others may depend on all of them."""
+        """Read the tasks of a DAG, started ones first, because others may depend on them."""
         dag = component.as_dag()
         begun = {task.name: self._read_started(task, scope, dag) for task in dag.ordered}
         ends = {name: end or TaskOutcome() for name, end in begun.items()}
@@ -202,8 +202,8 @@ class StageReader:
     ) -> TaskOutcome:
         """Report that a task, or the iteration of a loop that has these names, will never start.
 
-        ``others`` are the outcomes of the other tasks or iterations. As long as a later response may give the reason,
-        the outcome is open.
+        ``others`` are the outcomes of the other tasks or iterations. The outcome stays open while a later response may
+        give the reason.
         """
         failed = next((each.failed or [each.name] for each in others if each.state is State.FAILED), None)
         if self._progress.last.canceled_at is not None:

@@ -64,7 +64,7 @@ class Progress:
     def period_at(self, time: float) -> int:
         """Return the index of the period that contains a time of a node.
 
-        Nodes and periods have different clocks, so a retry counts from the middle of the time between two periods.
+        Nodes and periods have different clocks, so a retry counts from the midpoint between two periods.
         """
         ends = zip(self.periods, self.periods[1:], strict=False)
         return sum(time > ((before.ended_at or after.started_at) + after.started_at) / 2 for before, after in ends)
@@ -119,7 +119,7 @@ def run_state(run: Mapping[str, Any]) -> State:
 
 
 def words_of(state: State) -> tuple[str, ...]:
-    """Return the states of KFP for runs that may have a state. For KFP, canceled runs have failed."""
+    """Return KFP's states that may stand for a state. For KFP, canceled runs have failed."""
     words = tuple(word for word, meaning in _STATES.items() if meaning is state)
     return (*words, "FAILED") if state is State.CANCELED else words
 

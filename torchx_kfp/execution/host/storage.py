@@ -30,7 +30,7 @@ class Storage:
         variables: the values of variables.
         secret: the name of the Kubernetes secret.
         keys: the keys of the secret, by variable.
-        folder: a folder that is at the same path in pods and on this machine.
+        folder: a folder at the same path in pods and on this machine.
     """
 
     variables: Mapping[str, str]

@@ -279,7 +279,7 @@ def _of_endpoint(
 
 
 def _is_mounted(path: str, component: Component) -> bool:
-    """Return whether a stage, or each of its replicas, has a volume claim at a path or above it."""
+    """Return whether a stage, or each of its replicas, mounts a volume claim at or above a path."""
     mounts = [mount.get("mountPath", "") for mount in component.platform.get("pvcMount") or ()]
     if roles := component.decoded.replica_roles:
         return all(_is_below(path, [*mounts, *role.mounts]) for role in roles)

@@ -1,4 +1,4 @@
-"""The agenda of a run: what its one thread does next, and at which time."""
+"""The agenda of a run: the next actions of its only thread, with their times."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _sources(context: RunContext) -> list[str]:
 
 
 def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[str, str]:
-    """Return the variables of a stage with a workspace: on a cluster, it would not find other modules either."""
+    """Return the variables of a stage with a workspace, which sees no other modules, as on a cluster."""
     folders = environ.get("PYTHONPATH", "").split(os.pathsep)
     left = os.pathsep.join(folder for folder in folders if folder != options.project)
     return {**environ, "PYTHONPATH": left}
@@ -177,7 +177,7 @@ def _without_project(environ: Mapping[str, str], options: RunOptions) -> dict[st
 class AttemptThread(threading.Thread):
     """An attempt to run a stage, in a thread. Other threads can end it.
 
-    ``run`` goes through all steps: the folder and the inputs, the packages, the process, and what it has left.
+    ``run`` performs all steps: prepare the folder and inputs, install packages, run the process, and collect outputs.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class AttemptThread(threading.Thread):
 
         Args:
             plan: its plan.
-            containers: what runs it if it has a container.
+            containers: the runner of containers, if it needs one.
             lines: shows its output.
             on_message: is called from its threads with its result, and with each number of running replicas.
         """
@@ -215,7 +215,7 @@ class AttemptThread(threading.Thread):
         return self.began < other.ended
 
     def terminate(self, grace: float) -> None:
-        """Ask the stage to end within ``grace`` seconds, or prevent its start."""
+        """Ask the stage to stop within ``grace`` seconds, or prevent its start."""
         with self._lock:
             self._is_ending = True
             if self._running is not None:
@@ -301,7 +301,7 @@ class AttemptThread(threading.Thread):
         return plan.environ if folder is None else activate(folder, plan.environ)
 
     def _execute(self, plan: AttemptPlan) -> StageResult:
-        """Run the plan's command, write its output to the log, and return its exit code and the reason of a failure."""
+        """Run the plan's command, write its output to the log, and return its exit code and failure reason."""
         prepared: contextlib.AbstractContextManager[Callable[[], RunningStage]]
         if plan.container is None:
             prepared = contextlib.nullcontext(lambda: StageProcess(plan))

@@ -106,7 +106,7 @@ class Cache:
         folder: the folder.
         run_id: the run that asks: stages of one run never reuse each other's results.
         pipeline: the name of its pipeline.
-        code: finds the code of its stages; None if none is asked for.
+        code: finds the code of its stages; None if not needed.
         directory: the directory in which stages run. Relative tracker bases are relative to it.
         warn: receives a message about code that cannot be checked.
     """
@@ -134,12 +134,10 @@ class Cache:
             code.written = self._written
 
     def key(self, plan: AttemptPlan, run: TaskRun, context: RunContext) -> StageKey | None:
-        """Return the key of a stage; None if it must not be taken from the cache.
-
-        That is if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses KFP's
-        workspace (which differs in each run), and if there is more code than can be checked. A key that the author has
-        chosen (``set_caching_options``) replaces everything but the pipeline and the component: as in KFP's
-        ``driver/cache.go`` after 2.17.
+        """Return the key of a stage; None if it is not cached: the author turned caching off, it is an exit task (which
+        cleans up), it uses KFP's workspace (which differs in each run), or there is more code than can be checked. A
+        key that the author has chosen (``set_caching_options``) replaces everything but the pipeline and the component:
+        as in KFP's ``driver/cache.go`` after 2.17.
         """
         component, container = plan.component, plan.component.container
         assert container is not None
@@ -183,8 +181,8 @@ class Cache:
     def get(self, key: StageKey) -> StageResult | None:
         """Return the stage of another run that was last stored under the key, with ``cached_from`` set.
 
-        Return None if there is none, if its log, a file of its artifacts or a result has been removed or changed since,
-        and if the entry cannot be read.
+        Return None if there is none, if the entry cannot be read, or if its log, an artifact's file or a result has
+        since been removed or changed.
         """
         try:
             entry = json.loads(read_bytes(str(self._path(key.digest)), limit=LONGEST_LINE))
@@ -208,12 +206,10 @@ class Cache:
         Args:
             key: its key; without one, it is not stored.
             result: how it has ended.
-            written: the files that it has written and registered as artifacts: see ``LocalCode.written``.
-            plan: its plan. If files of its code have changed since it was given its key, they may be what it has used:
-                then it is not stored.
-
-        A full disk, a folder that cannot be written and a file that goes meanwhile are not errors: the stage runs
-        again next time.
+            written: files that it wrote and registered as artifacts: see ``LocalCode.written``.
+            plan: its plan. It is not stored if its code has changed since its key was made: it may have used the new
+                files. A full disk, an unwritable folder and a file that disappears are not errors: the stage runs again
+                next time.
         """
         # Other processes may change registered files meanwhile.
         with contextlib.suppress(OSError, WorkspaceError):
@@ -294,8 +290,8 @@ class Cache:
     def _has_records(self, result: StageResult) -> bool:
         """Return whether the results that the stage recorded, and the artifacts that it stored, are still there.
 
-        The run ids of a pipeline run are listed in one request and remembered, so that a store is asked once for each
-        earlier run, not for each stage. A store that does not answer counts as empty.
+        The execution ids of a pipeline run are listed in one request and remembered: one request for each earlier run,
+        not for each stage. A store that does not answer counts as empty.
         """
         base, run_id = result.tracker_base, result.execution_id
         urls = {path for path in result.files if "://" in path}

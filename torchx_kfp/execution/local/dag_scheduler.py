@@ -1,9 +1,9 @@
 """Run the tasks of a pipeline: a task starts when its upstream tasks have ended; a stage may then wait in a queue.
 
-One thread, the caller's, decides everything: the threads that prepare attempts and run them, and signals, only say what
-has happened (see ``agenda``). A stage ends in ``_end_stage``: with the result of its last attempt (``_on_message``),
-with that of another run (``_start_prepared``), or because it cannot be started (``_fail_task``); those that do not run
-end in ``_end_without_running``.
+One thread, the caller's, decides everything; signals, and the threads that prepare and run attempts, only report events
+to it (see ``agenda``). A stage ends in ``_end_stage``: with the result of its last attempt (``_on_message``), with that
+of another run (``_start_prepared``), or because it cannot be started (``_fail_task``); those that do not run end in
+``_end_without_running``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _Prepared: TypeAlias = tuple[AttemptPlan, StageResult | None]
 
 @dataclass
 class _Running:
-    """A running attempt. If it was asked to end, ``ending`` is the state and the reason of its stage."""
+    """A running attempt. If it was asked to stop, ``ending`` has the state and reason of its stage."""
 
     run: TaskRun
     attempt: AttemptThread
@@ -125,7 +125,7 @@ class Scheduler:
             context: what its stages share.
             lines: gets the output of its stages.
             listener: gets its events.
-            done: the results, by name, of stages that a retry of the run does not run again.
+            done: the results, by name, of stages that a retry keeps.
             cache: the cache of all runs; None if it is not used.
             fresh: the stages, by their names without indices, to run even if they are cached.
         """
@@ -168,7 +168,7 @@ class Scheduler:
         self.reason = ""
 
     def run(self, arguments: Mapping[str, Any]) -> DagRun:
-        """Run all tasks, and return the root. If ``signal`` is set afterwards, it has ended the run."""
+        """Run all tasks, and return the root. If ``signal`` is set afterwards, it ended the run."""
         root = DagRun(self._pipeline, self._pipeline.root, inputs_of_root(self._pipeline.root, arguments), StageNames())
         if self._time_limit is not None:
             self._agenda.add(self._expire, self._time_limit)
@@ -209,7 +209,7 @@ class Scheduler:
             self._stop(why, _Stop(f"was ended: {why}", reasons.ends_the_run(failed.name), why, spares_some=True))
 
     def _stop(self, reason: str, stop: _Stop) -> None:
-        """End all stages that are not spared. From now on, ``_begin`` passes over tasks that are not spared."""
+        """End all stages that are not spared. From now on, ``_begin`` starts only spared tasks."""
         self._stopped = stop
         self._listener(RunEnding(reason, self._options.grace))
         for pod_name, running in self._running.items():
@@ -224,9 +224,9 @@ class Scheduler:
         self._waiting = deque(run for run in self._waiting if not stop.ends(run))
 
     def _end_attempt(self, pod_name: str, state: State, reason: str) -> None:
-        """Ask an attempt to end, kill it after the grace period, and abandon it if it still runs.
+        """Ask an attempt to stop, kill it after the grace period, and abandon it if it still runs.
 
-        It may have no process: it may be copying from a server that does not answer.
+        It may be copying from an unresponsive server, without a process.
         """
         running = self._running.get(pod_name)
         if running is None or running.ending:
@@ -378,7 +378,7 @@ class Scheduler:
         self._waiting.append(run)
 
     def _start_next(self) -> bool:
-        """Start the next stage that waits for GPUs, or prepare another. Return False if neither is possible."""
+        """Start the next stage that waits for GPUs, or prepare another stage. Return False if neither is possible."""
         if len(self._running) + len(self._preparing) >= self._options.parallelism:
             return False
         if self._start_with_gpus():
@@ -404,7 +404,7 @@ class Scheduler:
     def _prepare(self, run: TaskRun, pod_name: str) -> _Prepared:
         """Return the plan of the stage's next attempt, and the cached result, if any, before the first one.
 
-        This runs outside the scheduler's thread: it reads files, stores and images, and a store may not answer.
+        This runs outside the scheduler's thread, because it reads files, images and stores, which may not answer.
         """
         plan = plan_attempt(run, self._context, pod_name)
         if self._cache is None or run.tries:
@@ -442,7 +442,7 @@ class Scheduler:
     def _start_with_gpus(self) -> bool:
         """Start the stage that has waited longest for GPUs, if enough are free.
 
-        A smaller request does not overtake it, or it might wait forever.
+        Smaller requests do not overtake it; otherwise it might wait forever.
         """
         run, plan = next(iter(self._for_gpus.items()), (None, None))
         if run is None or plan is None or (held := self._context.gpus.take(plan.asks_gpus)) is None:
@@ -526,7 +526,7 @@ class Scheduler:
             self._in_order.submit(self._cache.put, run.key, self._results[run.name], written, running.attempt.plan)
 
     def _clash(self, running: _Running) -> str:
-        """Return why an attempt may have another's artifacts; empty if it cannot."""
+        """Return why an attempt may have another attempt's artifacts, or ""."""
         for path in running.attempt.written:
             others = self._written.setdefault(path, [])
             at_once = [it for it in others if it.run is not running.run and running.attempt.overlaps(it.attempt)]

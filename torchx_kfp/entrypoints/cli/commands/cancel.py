@@ -93,7 +93,7 @@ def _grace_of(record: RunRecord) -> float:
 
 
 def _terminate(folder: Path, record: RunRecord) -> bool:
-    """Send SIGTERM to the run's process only; return False if it has ended meanwhile.
+    """Send SIGTERM to the run's process only; return False if it has already ended.
 
     Raises:
         ArgumentError: the process runs on another machine, or cannot be signaled.

@@ -1,4 +1,4 @@
-"""``torchx-kfp compare``: values of several runs side by side, also for the page of runs."""
+"""``torchx-kfp compare``: compare values of several runs, also for the page of runs."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def get_command(
     torchx-kfp get latest --list
     torchx-kfp get latest/train/model models
 
-    The code of a run (--workspace) is an archive in the storage, which `torchx-kfp show RUN` names.
+    The code of a run (--workspace) is an archive, which `torchx-kfp show RUN` names.
     """
     only_lists = only_lists or as_json
     others: list[dict[str, Any]] = []

@@ -95,7 +95,7 @@ class _Choice:
         self._first = {name: len(known.attempts) - 1 for name, known in record.run.by_name.items()}
 
     def stages(self, record: RunRecord) -> list[str]:
-        """Return the known names of the chosen stages; for a finished run, in table order."""
+        """Return the known names of the chosen stages, in table order once the run has finished."""
         chosen = {*(record.run.by_name if self._stage is None else stages_named(record, self._stage))}
         # Sorting takes milliseconds for a thousand stages, and a run in progress is read ten times a second.
         names = record.run.by_name if record.is_running else [stage.name for stage in record.run.stages]
@@ -167,7 +167,7 @@ class _Printer:
         self._rests: dict[Path, tuple[str, list[bytes]]] = {}
 
     def show(self, name: str, path: Path) -> None:
-        """Print the new output of this stage; for a single stage and no terminal, as plain bytes."""
+        """Print this stage's new output, as plain bytes for a single stage without a terminal."""
         try:
             file = open_log(path)
         except FileNotFoundError:

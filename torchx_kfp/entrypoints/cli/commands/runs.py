@@ -103,7 +103,7 @@ def runs_command(
 
 
 def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) -> list[dict[str, Any]]:
-    """Return the local runs that a filter selects; report unreadable ones, and that there are older ones.
+    """Return the local runs that a filter selects; report unreadable ones and whether older ones exist.
 
     Raises:
         ArgumentError: there is no such directory.
@@ -127,7 +127,7 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
 
 
 def run_as_json(record: RunRecord) -> dict[str, Any]:
-    """Return a run for programs; unknown values are null."""
+    """Return a run for JSON; unknown values are null."""
     counts = record.run.counts()
     return {
         **UNKNOWN,

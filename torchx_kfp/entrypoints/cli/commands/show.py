@@ -1,4 +1,4 @@
-"""``torchx-kfp show``: show a run, all records of one of its stages, or the sources of a run."""
+"""``torchx-kfp show``: show a run, all records of a stage, or the lineage of a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show_command(run: str, lineage: bool, as_json: bool, lookup: Lookup) -> None
     """Show RUN: its state, parameters and code, and its stages.
 
     For a stage, all records are shown: results, metrics, metadata, artifacts, parents, its start, and the code of its
-    run. A cached stage has its records from the cache, and a stage of a search the search at that time. A stage without
+    run. A cached stage has the records from the cache, a stage of a search the search at that time. A stage without
     a tracker base has its state, inputs, outputs and artifacts.
 
     \b
@@ -282,7 +282,7 @@ _WIDTH, _DEPTH, _ARTIFACTS = 20, 12, 3
 
 
 def show_lineage(located: RunRecords, *, as_json: bool) -> None:
-    """Print the executions that a run, or a part of one, was made from, and those made from it."""
+    """Print the executions that a run, or part of it, depends on, and those that depend on it."""
     tracker = located.tracker
     sources = {run_id: record.sources for run_id, record in tracker.records(None, "sources").items()}
     named = {source.run_id for found in sources.values() for source in found}
@@ -326,7 +326,7 @@ def _as_json(lineage: Lineage, results: Results, tracker: RecordTracker) -> dict
 
 
 def named_execution(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts from the tracker, which has TorchX's ``run_id`` for the id of an execution, for our JSON."""
+    """Return facts from the tracker for our JSON, in which TorchX's ``run_id`` is ``execution_id``."""
     return {"execution_id" if name == "run_id" else name: value for name, value in facts.items()}
 
 
@@ -366,7 +366,7 @@ def _print_trees(lineage: Lineage, results: Results) -> None:
 
 
 def _drawn(root: str, branches: _Branches, shown: set[str], results: Results) -> str:
-    """Draw the tree below an execution, each execution once; ``shown`` has and gets those already drawn."""
+    """Draw the tree below an execution, each execution once; ``shown`` collects those already drawn."""
     from rich.text import Text
     from rich.tree import Tree
 

@@ -105,8 +105,8 @@ def prepare_submission(
         settings: the settings of the host.
         target: the pipeline or component.
         inputs: the inputs of the run.
-        find_version: returns the version of KFP on the host. Without it, the run is written to a file: arguments may be
-            missing, and nothing is rejected.
+        find_version: returns the version of KFP on the host; None for a run in a file, which may lack arguments and is
+            not rejected.
 
     Raises:
         UnsupportedPipelineError: the run would surely fail.

@@ -113,7 +113,7 @@ class OutputTails:
         return lines[-LINES:]
 
     def forget(self, stage: str) -> None:
-        """Drop the lines of a finished stage."""
+        """Forget the lines of a finished stage."""
         self._lines.pop(stage, None)
         self._unfinished.pop(stage, None)
 

@@ -1,8 +1,8 @@
 """The page of runs as a WSGI application: the list of runs, a comparison, and the report of a run. It only reads.
 
-It lists local runs, those of a host, and those that have records under a tracker base. Requests need the
-token in the path, which other users and web pages do not know, and this machine's name: a web page could give its own
-host's name the address of this machine. Runs are named by keys of the list, so a request cannot name a file.
+It lists local runs, those of a host, and those that have records under a tracker base. Requests need the token in the
+path, which other users and web pages do not know, and this machine's name, because a web page could resolve its own
+host's name to this machine. Runs are named by keys of the list, so a request cannot name a file.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Runs:
             yield ListedRun(row, found)
 
     def _results(self, tracker: RecordTracker, written: Mapping[str, float]) -> Mapping[str, Mapping[str, Any]]:
-        """Return all results by key; old ones are only read once."""
+        """Return all results by key; old ones are read only once."""
         now, keys = time.time(), tracker.keys()
         known = {key: self._settled[key] for key in keys if self._settled.get(key, (None,))[0] == written.get(key)}
         read = tracker.get_many(key for key in keys if key not in known)
@@ -227,7 +227,7 @@ class Application:
         self._token, self._runs = token.encode(), Runs(lookup)
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., object]) -> list[bytes]:
-        """Answer a request, as WSGI does it."""
+        """Answer a WSGI request."""
         try:
             status, text, kind = HTTPStatus.OK, self._answer(environ), "html"
         except _RefusedError as error:
