@@ -34,7 +34,7 @@ from torchx_kfp.tracking.searches import Search, parse_search
 
 
 def find_optimizer(name: str) -> Callable[..., tuple[list[dict[str, Any]], Any]]:
-    """Load the function of an optimizer: ``random``, ``grid``, ``ax``, or ``module:function`` of the image."""
+    """Load an optimizer's function: ``random``, ``grid``, ``ax``, or ``module:function`` of the image."""
     module, _, function = OPTIMIZERS.get(name, name).partition(":")
     try:
         return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]  # of any module
@@ -130,7 +130,7 @@ def main(text: str) -> None:
 
 
 def front(search: Search) -> list[dict[str, Any]]:
-    """Return the Pareto front as items of the list ``front``, with KFP's names of objectives."""
+    """Return the Pareto front as the list ``front``, with KFP's names of objectives."""
     return [
         {**it.parameters, **{output_name(name): it.results[name] for name in search.objectives}, "trial": it.run_id}
         for it in sorted(search.best_trials(), key=search.cost_of)

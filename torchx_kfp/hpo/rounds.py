@@ -82,7 +82,7 @@ def search(
     name: str = "search",
     **options: Any,
 ) -> dsl.PipelineTask:
-    """Search for the parameters with the best objective, in the pipeline that is being defined.
+    """Search for the best parameters, in the pipeline that is being defined.
 
     The stage ``search-ask-1`` asks for the first trials, a loop runs them, ``search-ask-2`` reads their results and
     asks for the next ones, and so on. ``search-best`` has the best trial.
@@ -102,8 +102,8 @@ def search(
         parallelism: the number of trials that run concurrently; None for all trials of a round.
         optimizer: ``"random"`` draws at random; ``"grid"`` tries all combinations; ``"ax"`` is Bayesian optimization
             with Ax, and needs ``image``; ``"module:function"`` is a function of that image.
-        seed: with a seed, the search asks for the same trials each time, if they have the same results, and can be
-            cached. Without one, it asks for new trials in each run.
+        seed: with a seed, the search asks for the same trials each time, given the same results, and can be cached.
+            Without one, it asks for new trials in each run.
         may_fail: whether the search continues without failed trials. It fails if no trial has succeeded by the end of a
             round. The task that ``trial`` returns has its own option.
         image: the image of the stages that ask, which needs torchx-kfp (for ``ax``, with the extra ``ax``). With the

@@ -4,9 +4,9 @@
     <tracker base>/.torchx_kfp/files/<execution id>/<time>-<random>.json    the list of a folder's files
 
 The list has the size and digest of each file, and the empty folders. The SHA-256 of its JSON is the folder's digest.
-Every upload gets a new place, and the entry that registers it is written last, so files of an interrupted program do
-not belong to any artifact. They are removed with those of the pipeline run. S3 keeps the parts of an interrupted
-upload, which no listing shows, until a rule of the bucket removes them.
+Every upload gets a new location, and the entry that registers it is written last, so files of an interrupted program
+belong to no artifact. They are removed with those of the pipeline run. S3 keeps the parts of an interrupted upload,
+which no listing shows, until a rule of the bucket removes them.
 
 Symbolic links are followed, because object stores do not have any.
 """

@@ -6,14 +6,14 @@ calls ``fit(rate=0.1, epochs=3)`` of the module ``train``. ``Stages.python`` mak
 can users. The words give arguments as text, as KFP fills them in. The annotations of the function are their types: str,
 int, float, bool, or list and dict as JSON. A parameter without a word gets a value from the stages that this one reads:
 
-- a parameter with the alias of a stage, annotated with dict or not at all, gets everything that the stage returned, as
-  a dict; for a fan-in, a list of dicts;
+- a parameter with a stage's alias, annotated with dict or not at all, gets everything that the stage returned, as a
+  dict; for a fan-in, a list of dicts;
 - any other parameter gets the result with its name, which one stage must have recorded; for a fan-in, the list of
   results. Lists and dicts are read from the metadata. The result must have the annotated type, except that ints are
   also floats, and 3.0 is also an int;
 - otherwise, it gets its default.
 
-The log and the tracker have the origin of each value: a stage, or the default.
+The log and the tracker record each value's origin: a stage, or the default.
 
 The value that the function returns is recorded: a mapping as results by name, any other value as one result with the
 function's name. Lists and dicts are recorded as metadata, and None is not recorded. Outside a tracked stage, the

@@ -81,7 +81,7 @@ class History(SuggestingDict[Curve]):
 
 
 class GrowingCurve:
-    """A curve during logging: evenly spread points, and the last, smallest and largest one."""
+    """A curve during logging: evenly spread points, and the last, smallest and largest."""
 
     def __init__(self) -> None:
         self._spread: list[Point] = []

@@ -37,8 +37,8 @@ _THREADS = 8
 class DiskStore(Store):
     """A store with one file for each key, below a directory.
 
-    Only files in the directory are read: a link that leads out of it, which somebody else may have made, is not a
-    result. Listings omit links.
+    Only files in the directory are read: a link out of it, perhaps another user's, is not a result. Listings omit
+    links.
 
     Args:
         base: the tracker base as the user gave it.
@@ -102,7 +102,7 @@ class DiskStore(Store):
         return None
 
     def put_files(self, files: Mapping[str, tuple[str, int]]) -> None:
-        """Copy files atomically. They may be lost in a crash of the machine, which their digests reveal."""
+        """Copy files atomically. A crash of the machine may lose them, which their digests reveal."""
         for key, (path, _) in files.items():
             try:
                 with open(path, "rb", buffering=0) as file:

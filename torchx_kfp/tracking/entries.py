@@ -89,7 +89,7 @@ def run_id_of(key: str) -> str:
 
 
 def warn_once(text: str, kind: str = "") -> None:
-    """Log a warning once in each process, or one of each kind."""
+    """Log a warning once per process, or once per kind."""
     if (kind or text) not in _warned:
         _warned.add(kind or text)
         _logger.warning("%s", text)
@@ -112,7 +112,7 @@ def encode_json(content: Mapping[str, object], what: str) -> bytes:
 
 
 def plain(value: object) -> object:
-    """Convert a scalar or an array to a number or a list.
+    """Convert a scalar to a number, or an array to a list.
 
     Raises:
         TypeError: the value is neither, or the array is too large.

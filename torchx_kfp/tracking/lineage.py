@@ -1,7 +1,7 @@
 """Lineage: the sources of executions, and the graph that they form.
 
-The start is the first entry of an execution, written before the application begins its work: a tracker base that cannot
-be written is reported at once, not after a training. It has the sources that the pipeline declares.
+The start is the first entry of an execution, written before the application starts its work: an unwritable tracker base
+is reported at once, not after a training. It has the sources that the pipeline declares.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def declared_sources(parents: Mapping[str, protocol.RunIds]) -> list[Source]:
 
 
 def rank(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of this process from its launcher, else that of its replica. Process 0 speaks for its stage.
+    """Return this process's rank in its launcher, or else its replica's index. Process 0 speaks for its stage.
 
-    A launcher whose processes are all in one replica counts them there: those of other replicas are not the first.
+    A launcher in one replica counts only that replica's processes: those of other replicas are not the first.
     """
     replica = environ.get(protocol.REPLICA_ID, "0")
     for name, size, local_size in _RANKS:
@@ -145,9 +145,8 @@ class Lineage:
 
     Attributes:
         run_ids: the executions themselves.
-        ancestors: the executions and external sources from which they were made, directly or indirectly, the nearest
-            first.
-        descendants: the executions that were made from them, directly or indirectly, the nearest first.
+        ancestors: the executions and external sources that they depend on, directly or indirectly, the nearest first.
+        descendants: the executions that depend on them, directly or indirectly, the nearest first.
         links: all links between these, beginning with the farthest ancestor.
     """
 
@@ -166,7 +165,7 @@ def read_lineage(
         store: the store of the tracker base.
         run_ids: the executions.
         sources: the sources of all executions by id; by default, they are read from the store. Each execution records
-            its own sources, so one with a thousand sources writes one entry.
+            its sources in one entry, even a thousand.
     """
     if sources is None:
         sources = {run_id: record.sources for run_id, record in read_records(store, None, ["sources"]).items()}

@@ -241,7 +241,7 @@ class FsspecStore(Store):
 
 
 def _groups(files: Mapping[str, tuple[str, int]]) -> Iterator[tuple[dict[str, tuple[str, int]], int]]:
-    """Yield the small files and the large ones, each with the number to transfer concurrently."""
+    """Yield the small and the large files, each with the number to transfer concurrently."""
     for is_small, at_once in ((True, _AT_ONCE), (False, 1)):
         if group := {key: file for key, file in files.items() if (file[1] <= _SMALL) is is_small}:
             yield group, at_once

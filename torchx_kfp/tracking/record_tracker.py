@@ -118,7 +118,7 @@ class RecordTracker(FsspecResultTracker):
             run: the pipeline run.
             code: its workspaces.
             pipeline: the name of its pipeline.
-            stages: by stage, the parts of its cache key, and the fingerprints of the files of its code.
+            stages: by stage, the parts of its cache key, and the fingerprints of its code files.
         """
         fields: dict[str, Any] = {"code": [asdict(each) for each in code]}
         known: dict[str, Mapping[str, str]] = {}

@@ -113,10 +113,10 @@ class Record:
         metadata: its metadata by name; of several values with one name, the last one.
         sources: its sources in order, each once.
         started: when and where it first started.
-        steps: its curves; those of several processes with one name are joined.
+        steps: its curves; those of several processes with one name are merged.
         search: the state of its search at that time.
         code: its workspaces.
-        arguments: the arguments of the stage's function by parameter: the value and its origin, as text.
+        arguments: the arguments of the stage's function by parameter: values and origins, as text.
         submitted: its stages when it was submitted: see ``Submitted``.
     """
 

@@ -144,10 +144,10 @@ class Run:
         """Log metrics of one step of a training: ``run.log(step, loss=0.3)``.
 
         The values are buffered. A call writes them if the last write was some seconds ago, five at first and later up
-        to thirty; ``flush()`` writes them at once, and so does the end of Python. A process that a signal ends loses
-        its buffer: let its handler of SIGTERM call ``flush()``. If the store fails, a warning is logged, and the next
-        write includes everything. About 1,000 points of a metric are kept, with the exact last, smallest and largest
-        values. All processes of a stage can log; their values under one name become one curve.
+        to thirty; ``flush()`` and Python's exit write them at once. A process killed by a signal loses its buffer: let
+        its SIGTERM handler call ``flush()``. If the store fails, a warning is logged, and the next write includes
+        everything. About 1,000 points of a metric are kept, with the exact last, smallest and largest values. All
+        processes of a stage can log; their values under one name become one curve.
 
         Args:
             step: the number of the batch, the epoch or another step.
@@ -176,7 +176,7 @@ class Run:
 
     @_without_frames
     def add_metadata(self, /, *metadata: Mapping[str, object], **named: object) -> None:
-        """Record metadata of this execution, of any size: hyperparameters, the environment, notes.
+        """Record metadata of this execution, of any size: hyperparameters, environment, notes.
 
         Metadata is for people and tools; other stages read results. A list or dict that the stage declares
         (``task_from_app(..., results={"trials": list})``) becomes an output of KFP, which can drive a loop. MLflow
@@ -267,7 +267,7 @@ class Run:
     def lineage(self) -> Lineage:
         """Return the lineage of this execution, over all pipelines that use the tracker base.
 
-        It has all executions from which this one was made, all that were made from it, and the artifacts between them.
+        It has all executions that this one depends on, all that depend on it, and the artifacts between them.
         """
         return read_lineage(self._tracker.store, [self.id])
 

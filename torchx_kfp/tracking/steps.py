@@ -4,7 +4,7 @@ Each process of a run has one entry. For each name, it keeps up to ``MAX_POINTS`
 every second one, every fourth one, and so on. The count and the last, smallest and largest values are exact.
 
 Values are buffered. ``log`` writes the entry of the process if the last write was some seconds ago: five at first,
-later up to thirty. ``flush`` writes the rest, and so does the end of Python. A process that is killed loses its buffer.
+later up to thirty. ``flush`` and Python's exit write the rest. A process that is killed loses its buffer.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class StepLog:
             self.flush(0)
 
     def flush(self, timeout: float = _LAST_WAIT) -> bool:
-        """Write the buffer, after a write of another thread, and return whether everything is stored."""
+        """Write the buffer after any other thread's write; return whether everything is stored."""
         if self._waiting or self._unsaved:
             if not self._lock.acquire(timeout=timeout):
                 return False

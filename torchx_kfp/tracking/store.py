@@ -80,7 +80,7 @@ def is_key(text: str) -> bool:
 def new_entry_name() -> str:
     """Return a name that sorts by time. Names of one process are increasing even if the clock is set back.
 
-    There is no lock, for which a signal handler or a forked process could wait forever. Entries that threads record
+    It takes no lock, which could block a signal handler or a forked process forever. Entries that threads record
     concurrently are not ordered.
     """
     global _last
@@ -177,7 +177,7 @@ class Store(abc.ABC):
         """Write the key's file. Readers see the old content or the new one."""
 
     def locked(self, key: str) -> contextlib.AbstractContextManager[object]:
-        """Return a context manager for one update of the key at a time, as far as the store supports locks."""
+        """Return a context manager that serializes updates of the key, if the store supports locks."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod

@@ -144,7 +144,7 @@ class FsspecResultTracker:
     def get_many(self, keys: Iterable[Key]) -> Found[dict[str, Result]]:
         """Return the results of each key, in the order of the keys; ``{}`` for keys without results.
 
-        Many are fetched concurrently, in a tenth of the time or less on an object store. Malformed files are left out,
+        They are fetched concurrently, in at most a tenth of the time on an object store. Malformed files are left out,
         with a warning in the log, and listed in ``problems`` of the returned dict.
         """
         if isinstance(keys, (str, bytes)):

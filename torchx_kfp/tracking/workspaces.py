@@ -88,7 +88,7 @@ class PackedWorkspace:
     Attributes:
         entries: the files.
         git: the state of the repository of the folder, or of the first one of several; None without a repository.
-        lacks: files of the folder that are left out although a file of the workspace names them, by the naming file.
+        lacks: omitted files that a file of the workspace names, by the naming file.
     """
 
     store: Store
@@ -137,8 +137,8 @@ def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str
 
     Args:
         store: the store of the tracker base.
-        folders: the path of each folder in the workspace, "" for its top. As in TorchX, a file of a later folder
-            replaces one of an earlier folder with the same name.
+        folders: the path of each folder in the workspace, "" for its top. As in TorchX, files of later folders replace
+            those of the same name.
         without: inner folders to leave out. Tracker bases are always left out.
 
     Raises:
@@ -165,7 +165,7 @@ def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str
 
 
 def _left_out(folder: str, entries: Sequence[WorkspaceFile]) -> Iterator[tuple[str, str]]:
-    """Yield files of a folder that do not travel although a file or link that does names them, with its name."""
+    """Yield files that do not travel although a traveling file or link names them, with its name."""
     names = {entry.name for entry in entries}
     for entry in entries:
         place = os.path.dirname(entry.name)
@@ -305,7 +305,7 @@ def _read(entry: WorkspaceFile) -> bytes:
 
 
 def _test_of_folders(root: str, without: Iterable[str]) -> Callable[[str], bool]:
-    """Return a predicate for folders, by their names below the root: true if their files never travel."""
+    """Return a predicate for folder names below the root: true if their files never travel."""
     places = {os.path.realpath(folder) for folder in without}
 
     @functools.cache
@@ -325,7 +325,7 @@ def _test_of_folders(root: str, without: Iterable[str]) -> Callable[[str], bool]
 def _rules(root: str, stays: Callable[[str], bool], *, travels: bool = True) -> tuple[Iterable[str], set[str]]:
     """Return the names of the files of a workspace, and the names that lines ``!name`` include.
 
-    If the files do not travel, a repository that git cannot list is treated like any folder.
+    If the files do not travel, a repository that git cannot list counts as a plain folder.
     """
     try:
         # In the folder of somebody else, it may be a FIFO or a device, which would never end.

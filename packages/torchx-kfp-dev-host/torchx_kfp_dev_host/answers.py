@@ -98,7 +98,7 @@ def _describe(names: Naming, node: Node) -> dict[str, Any]:
 
 
 class Refused(Exception):
-    """A request is answered with an error; ``code`` is gRPC's, and ``cause`` its innermost part.
+    """The answer is an error; ``code`` is gRPC's, and ``cause`` the innermost error.
 
     ``answer`` is a JSON object, or text.
     """
@@ -113,5 +113,5 @@ class Refused(Exception):
 
 
 def proxy_error(status: int) -> dict[str, Any]:
-    """Return the answer with a status of something before KFP's API server."""
+    """Return the answer of a proxy before KFP's API server, with this status."""
     return {"code": 2, "message": HTTPStatus(status).phrase}

@@ -1,4 +1,4 @@
-"""The API's routes: what each request does to the runs and experiments of a host, and its answer."""
+"""The API's routes: the effect of each request on a host's runs and experiments, and its answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Api:
         )
 
     def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Any:
-        """Return the answer to a request: what is sent as JSON, or text.
+        """Return the answer to a request: a JSON value, or text.
 
         Raises:
             Refused: the answer is an error.
@@ -105,7 +105,7 @@ class Api:
         return answer
 
     def _make_run(self, body: Any, experiment: str) -> LocalRun:
-        """Add the run that a request describes, which does not run yet.
+        """Add the run that a request describes, without starting it.
 
         Raises:
             Refused: there is no such experiment, the pipeline is broken, or its arguments do not fit.

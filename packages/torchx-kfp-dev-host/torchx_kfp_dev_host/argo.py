@@ -36,11 +36,11 @@ class Naming:
 
     @property
     def root(self) -> str:
-        """The DAG in which the pipeline's tasks are."""
+        """The DAG of the pipeline's tasks."""
         return self.attempt(f"{self.entry}.root")
 
     def iteration(self, loop: str, index: int) -> str:
-        """Return the DAG in which the tasks of one iteration are, given the name of the loop's task."""
+        """Return the DAG of one iteration, given the name of the loop's task."""
         item = self.attempt(f"{self.attempt(loop)}.iteration-iterations({index}:{index})")
         return self.attempt(f"{item}.iteration-item")
 
@@ -91,7 +91,7 @@ class ArgoPods(PodNames):
         self._first: dict[str, int] = {}
 
     def on_event(self, event: Event) -> None:
-        """Take note of nested pipelines that are tried again."""
+        """Record retries of nested pipelines."""
         if isinstance(event, PipelineRetried):
             inside = [name for name in self._tries if name.startswith(f"{event.name}/")]
             self._tries[event.name] += 1

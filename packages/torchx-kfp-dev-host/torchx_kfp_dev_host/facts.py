@@ -24,7 +24,7 @@ _KEPT = (State.SUCCEEDED, State.CACHED, State.SKIPPED)
 
 @dataclass
 class TaskFacts:
-    """The facts about a stage or a loop; about another group only if it could not begin."""
+    """The facts about a stage, a loop, or another group that could not start."""
 
     waiting: float | None = None
     #: When its pod began first. A retry of the run keeps the stage's driver.
@@ -35,7 +35,7 @@ class TaskFacts:
     loop: LoopStarted | None = None
 
     def retry(self) -> None:
-        """Forget how it failed: its driver, if it has run, and its DAG stay."""
+        """Forget its failure; its driver, if it ran, and its DAG stay."""
         if self.finished is None or self.finished.result.state not in _KEPT:
             if not self.attempts:
                 self.waiting = None
@@ -54,7 +54,7 @@ class Facts:
     over: RunFinished | None = None
 
     def add(self, event: Event) -> None:
-        """Take in one more event."""
+        """Apply an event."""
         if isinstance(event, RunStarted):
             self.started = self.started or event
             if self.over is not None:
@@ -80,13 +80,13 @@ class Facts:
             self.tasks[event.result.name].finished = event
 
     def _take_inside(self, pipeline: str) -> Facts:
-        """Remove and return what is known of the tasks in a nested pipeline."""
+        """Remove and return the facts about the tasks in a nested pipeline."""
         tasks = [name for name in self.tasks if name.startswith(f"{pipeline}/")]
         past = [name for name in self.past if name.startswith(f"{pipeline}/")]
         return Facts({name: self.tasks.pop(name) for name in tasks}, {name: self.past.pop(name) for name in past})
 
     def _retry(self) -> None:
-        """Forget what a retry of the run removes: what has failed in it, and what was omitted.
+        """Forget the failed and omitted tasks, which a retry removes.
 
         Drivers that have succeeded are kept, and so are DAGs with their starts.
         """

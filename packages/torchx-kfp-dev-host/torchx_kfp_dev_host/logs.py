@@ -1,4 +1,4 @@
-"""The log of a stage's pod: what the stage printed, between lines of KFP's launcher that say how it began and ended."""
+"""The log of a stage's pod: the stage's output between the launcher's lines about its start and end."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class _Watch(local.Watch):
 
 
 def _done(folder: Path, pipeline: local.Pipeline) -> dict[str, local.StageResult]:
-    """Return how the stages ended that a retry of the run does not run again."""
+    """Return the results of stages that a retry keeps."""
     anew = {place.name for place in walk_tasks(pipeline) if place.task.ignores_failures}
     ends = read_run(folder).run.ends
     return {end.name: end for end in ends if end.state.is_success and without_indices(end.name) not in anew}

@@ -54,7 +54,7 @@ class Run:
         return self._facts
 
     def refresh(self) -> None:
-        """Read what has happened since the last time."""
+        """Read the events since the last call."""
 
     def describe(self) -> dict[str, Any]:
         """Return the run in v2beta1."""
@@ -86,14 +86,14 @@ class Run:
         return None
 
     def terminate(self) -> None:
-        """Do what ``:terminate`` does."""
+        """Handle ``:terminate``."""
         with self._lock:
             if self.record.finished is None and self.record.state != "CANCELING":
                 self.record.history.append(("CANCELING", time.time()))
                 self.owes_canceling = True
 
     def retry(self) -> None:
-        """Do what ``:retry`` does with a run that has failed."""
+        """Handle ``:retry`` of a failed run."""
         with self._lock:
             begin = RunStarted(self.pipeline.name, self.record.run_id, retried=True)
             self.events.append(begin)
@@ -125,7 +125,7 @@ class LocalRun(Run):
     process: Any
 
     def start(self, folder: Path, options: Mapping[str, Any]) -> None:
-        """Start the process, which makes the local run in the folder."""
+        """Start the process of the local run in the folder."""
         own = folder / ".host"
         own.mkdir(0o700, parents=True, exist_ok=True)
         self._reader = EventReader(folder / self.record.run_id)

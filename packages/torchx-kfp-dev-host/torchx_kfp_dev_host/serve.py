@@ -66,7 +66,7 @@ def serve(port: int, directory: str) -> None:
 
 @contextlib.contextmanager
 def _own(folder: Path) -> Iterator[None]:
-    """Make a host's folder, and keep it for this host."""
+    """Make a host's folder, and lock it."""
     try:
         (folder / "results").mkdir(0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)  # for the user alone, as the token in it

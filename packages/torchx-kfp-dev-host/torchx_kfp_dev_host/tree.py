@@ -1,4 +1,4 @@
-"""The nodes of a run's workflow, as Argo makes them from what KFP's compiler makes of a pipeline.
+"""The nodes of a run's workflow, as Argo makes them from the compiled pipeline.
 
 For each task there is a driver (``train-driver``), and a DAG (``train``) with the pod of the stage (``executor``), or
 with the tasks of a nested pipeline or branch. A loop is a DAG with a driver, and a task group with a DAG for each
@@ -32,7 +32,7 @@ _FAILS, _TERMINATED = 1, 143
 
 @dataclass(frozen=True)
 class Ended:
-    """How a task has ended: its state in the local run, why, and when."""
+    """The end of a task: its state in the local run, reason and time."""
 
     state: State
     reason: str
@@ -41,7 +41,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a task, or of a DAG: when it began, and how it ended.
+    """The course of a task or DAG: its start and its end.
 
     ``passed_over`` is why nothing in it ran: the same reason for all stages.
     """
@@ -52,7 +52,7 @@ class Course:
 
     @property
     def is_omitted(self) -> bool:
-        """Whether it never began because of a task before it, or of the end of the run."""
+        """Whether it never started because of an earlier task or the end of the run."""
         return self.passed_over.startswith("was not run")
 
 
@@ -67,7 +67,7 @@ class Dag:
 
 
 def make_nodes(pipeline: Pipeline, facts: Facts, names: Naming) -> dict[str, Node]:
-    """Return the nodes by their names, in the order in which Argo makes them, more or less."""
+    """Return the nodes by name, roughly in the order in which Argo makes them."""
     return _Tree(pipeline, facts, names).nodes
 
 
@@ -263,7 +263,7 @@ class _Tree:
         template: str = "system-dag-driver",
         outputs: Mapping[str, str] | None = None,
     ) -> None:
-        """Add a driver; ``done`` is when it ended, and ``outputs`` what it has decided."""
+        """Add a driver; ``done`` is its end, and ``outputs`` are its decisions."""
         end = None if done is None else Ended(State.FAILED if failed else State.SUCCEEDED, "", done)
         said = {"iteration-count": "0"} if template == "system-dag-driver" else {}
         said.update(outputs or {})
@@ -369,7 +369,7 @@ class _Tree:
                     self.nodes[executor].message = f"Backoff for {retried[-1].delay:g} s"
 
     def _end_attempt(self, name: str, when: float, message: str = "", exit_code: str = "") -> None:
-        """Make an attempt one that has failed before the next one."""
+        """Mark an attempt as failed, before the next one."""
         node = self.nodes[name]
         node.phase, node.ended, node.message, node.exit_code = "Failed", when, message, exit_code
 
@@ -379,7 +379,7 @@ _UNKNOWN = TaskFacts()
 
 
 def _together(courses: Iterable[tuple[Task, Course]]) -> Course:
-    """Return the course of several tasks as that of the DAG that they are."""
+    """Return the course of a DAG with these tasks."""
     known = list(courses)
     begun = min((course.begun for _, course in known if course.begun is not None), default=None)
     ends = [(task, course.ended) for task, course in known if course.ended is not None]

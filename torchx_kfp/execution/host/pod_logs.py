@@ -1,7 +1,7 @@
 """Logs of stages on a KFP host, without the lines of KFP's launcher.
 
-The host sends the whole log of a pod each time, and does not wait for more. Not all logs of finished pods are
-available: KFP's UI has those that Argo has archived.
+The host sends the whole log of a pod each time, and does not wait for more. A finished pod's log may be unavailable:
+KFP's UI has logs that Argo archived.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class _Forecaster:
             self._end_stage(run, State.FAILED, f"fails: {error}")
 
     def _reads(self, run: TaskRun, name: str) -> str:
-        """Return the stage because of which an input of a task is unknown."""
+        """Return the stage that makes a task's input unknown."""
         source = run.task.parameters.get(name) or run.task.artifacts.get(name)
         if isinstance(source, FromTask):
             return self._runs.get(run.dag.runs[source.task], source.task)

@@ -1,8 +1,8 @@
 """Kubernetes secrets and config maps: those that the user provides, and the stages that use them.
 
 A stage gets their keys as variables or as files. The user provides a folder, a file of variables, or a manifest.
-Variables may also be set in the environment of the run: a process has all of them, a container those that the user has
-named, since a pipeline may ask for any.
+Variables may also be set in the environment of the run: processes have all of them, containers only those that the user
+named.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class GivenKeys:
 
     @functools.cached_property
     def environ(self) -> Mapping[str, str]:
-        """The variables that a stage may get instead of keys."""
+        """Variables that may replace keys."""
         return self.variables if self.in_containers else {**os.environ, **self.variables}
 
     def of(self, setting: str) -> Given:
-        """Return the secrets or config maps from which a setting of the platform spec takes its values."""
+        """Return the secrets or config maps that a setting of the platform spec reads."""
         return self.secrets if POD_SETTINGS[setting].keys_of == "secret" else self.config_maps
 
 
@@ -92,7 +92,7 @@ def read_keys(path: Path, option: str = "a secret") -> dict[str, str]:
 
 
 def _decoded(content: bytes) -> str:
-    """Return the text of a key; bytes that are not UTF-8, such as those of a keystore, are written to a file again."""
+    """Return the text of a key; bytes that are not UTF-8, such as a keystore's, survive a round trip."""
     return content.decode("utf-8", "surrogateescape")
 
 
@@ -134,7 +134,7 @@ def verify_given(stages: Iterable[tuple[Component, Mapping[str, Any]]], given: G
 
     Args:
         stages: the components, each with the known inputs of its scope.
-        given: what was given.
+        given: the given ones.
 
     Raises:
         ArgumentError: no stage uses one of them, one lacks a key that is used, or a container would get a variable of

@@ -1,9 +1,9 @@
-"""The local NVIDIA GPUs: how many stages ask for, and which stage has which.
+"""The local NVIDIA GPUs: how many each stage needs, and which it has.
 
 A GPU is held by a socket whose abstract name has the GPU in it, so that all runs and users of the machine share them.
-The name vanishes with the last process that has the socket: the runner, and those of the stage, which inherit it. So a
-GPU stays taken while something runs on it, also if the runner is killed, and there is no file that anybody could leave,
-remove or forbid.
+The name is freed by the last process with the socket: the runner, and the stage's processes, which inherit it. So a GPU
+stays taken while something runs on it, even if the runner is killed, and no file can be left behind, removed or made
+inaccessible.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LINE = re.compile(r"(?:GPU (\d+)|  MIG .*):.* \(UUID: ((?:GPU|MIG)-[\w/-]{1,60}
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU or a part of one (MIG): its name for CUDA and Docker, and its name for all runs."""
+    """A GPU or a part of one (MIG), with its names for CUDA and Docker and for all runs."""
 
     name: str
     key: str
@@ -67,9 +67,9 @@ class HeldGpus:
         """Return the variables of a stage with those that give it its GPUs.
 
         Args:
-            asks: what it asks for: see ``asked``.
+            asks: the requested numbers: see ``asked``.
             environ: its other variables.
-            in_container: whether it runs in a container, which has no other GPUs, and numbers of its own for them.
+            in_container: whether it runs in a container, which numbers its GPUs itself and sees no others.
         """
         names = self.names
         if in_container:
@@ -129,7 +129,7 @@ class Gpus:
         return f"waits for {sum(asks.values())} of this machine's {counted(len(self.known), 'GPU')}"
 
     def too_many(self, asks: Mapping[str, int]) -> str:
-        """Return why a stage needs too many, as a clause; empty if it does not."""
+        """Return why a stage needs too many, as a clause, or ""."""
         number = sum(asks.values())
         if not self.known or number <= len(self.known):
             return ""
@@ -173,7 +173,7 @@ def accelerators(component: Component) -> set[str]:
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> Gpus:
     """Return the GPUs of CUDA_VISIBLE_DEVICES or, without it, those that ``nvidia-smi -L`` lists.
 
-    CUDA sees those before the first entry that is none. Without nvidia-smi, entries are not verified.
+    CUDA ignores entries from the first invalid one. Without nvidia-smi, entries are not verified.
     """
     holder = environ.get(LOCAL_GPUS, "")
     holder = holder and f"{hashlib.sha256(holder.encode()).hexdigest()[:12]}-"

@@ -61,7 +61,7 @@ class Log:
     def read(self, pipe: int, is_over: Callable[[], bool]) -> bool:
         """Read from a pipe until it is closed or ``is_over`` returns true; return whether it was closed.
 
-        After that, the rest in the pipe is still read, since this reader may have been slow.
+        Then the rest in the pipe is still read: this reader may have been slow.
         """
         poll = select.poll()
         poll.register(pipe, select.POLLIN)

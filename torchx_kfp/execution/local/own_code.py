@@ -1,9 +1,8 @@
 """The local code that the processes of a run can use.
 
-It is what ``UsedFiles`` finds in a stage's workspace or, without one, in the directory in which it starts; and in
-folders from which its interpreter imports packages that are not installed there: those of ``PYTHONPATH``, of editable
-installs (PEP 610), and those that its files add to ``sys.path``. Folders of its scripts count as well, and those to
-which its command goes.
+``UsedFiles`` searches a stage's workspace or, without one, its start directory; and folders with source code that its
+interpreter imports: those of ``PYTHONPATH``, of editable installs (PEP 610), and those that its files add to
+``sys.path``. It also searches the folders of its scripts, and those that its command enters.
 """
 
 from __future__ import annotations
@@ -86,13 +85,13 @@ class LocalCode:
 
     Args:
         directory: the folder in which stages start.
-        without: folders in it that are not code: those in which runs write.
+        without: folders in it without code, in which runs write.
         workspaces: the archives of the workspaces that travel with the run, by their URLs.
         environ: the variables that stages inherit.
 
     Attributes:
-        written: the fingerprints of files that stages have written and registered as artifacts, by their paths. They
-            are not code, unless somebody has changed them since.
+        written: the fingerprints of files that stages wrote and registered as artifacts, by path. They are not code,
+            unless they have changed since.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class LocalCode:
         self._added = functools.cache(_added_folders)
 
     def of(self, plan: AttemptPlan) -> Code:
-        """Return the code of a stage that is a process.
+        """Return the code of a stage's process.
 
         Raises:
             WorkspaceError: it is in a folder with too many files.
@@ -154,7 +153,7 @@ class LocalCode:
         )
 
     def workspaces_of(self, plan: AttemptPlan) -> list[str]:
-        """Return the URLs of a stage's workspaces whose files are known, unless its application reads them as well."""
+        """Return the URLs of a stage's workspaces with known files, unless its application also reads them."""
         found, programs, texts = _programs_of(plan)
         own = [*texts, *(word for program in programs for word in program)]
         urls = {url for url in workspaces_in(found.words) if url in self._workspaces}
@@ -194,7 +193,7 @@ class LocalCode:
         return unpack_files(self._workspaces[workspace], folder)
 
     def _list(self, folder: str) -> dict[str, CodeFile]:
-        """Return the files of a folder by their names, including folders elsewhere to which links lead."""
+        """Return the files of a folder by name, including those of linked folders elsewhere."""
         found: dict[str, CodeFile] = {}
         pending = [("", folder)] if _is_source(folder) else []
         seen = set()
@@ -222,7 +221,7 @@ class LocalCode:
         return path in self.written and self.written[path] == fingerprint(path)
 
     def _named(self, words: Iterable[str], *, is_local: bool) -> Iterator[CodeFile]:
-        """Yield code files named in words that are outside the directory, or ignored in it."""
+        """Yield code files named in words that are outside the directory, or ignored."""
         listed = self._listed(self._directory) if is_local else {}
         for path in {LOOKED_FOR, *_paths_in(words)} if is_local else filter(os.path.isabs, _paths_in(words)):
             path = os.path.normpath(os.path.join(self._directory, path))
@@ -230,7 +229,7 @@ class LocalCode:
                 yield CodeFile(path, path, fingerprint(path))
 
     def _script_folders(self, words: Iterable[str], search_path: str) -> Iterator[str]:
-        """Yield the folders of scripts, which import modules from there, even if they are elsewhere or ignored."""
+        """Yield the folders of scripts, from which they import modules, even if elsewhere or ignored."""
         installed = search_path.split(os.pathsep)
         for path in _paths_in(words):
             path = os.path.join(self._directory, path)
@@ -337,7 +336,7 @@ def _is_code(path: str) -> bool:
 
 
 def fingerprint(path: str) -> str:
-    """Return the size and modification time of a file, which change with its content; empty if it is missing."""
+    """Return a file's size and modification time, which change with its content; empty if it is missing."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return f"{found.st_size} {found.st_mtime_ns}"

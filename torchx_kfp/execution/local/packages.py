@@ -2,9 +2,9 @@
 
 Components whose packages are all installed need no such environment.
 
-An environment is a layer over the running one: packages that are installed there, such as KFP, need not be installed
-again, and the component's own packages take precedence. In the cache folder (``$XDG_CACHE_HOME/torchx-kfp/venvs``),
-each key has a folder:
+An environment is a layer over the running one: its packages, such as KFP, need not be installed again, and the
+component's own packages take precedence. In the cache folder (``$XDG_CACHE_HOME/torchx-kfp/venvs``), each key has a
+folder:
 
     lock       locked by the process that creates the environment; the lock ends with the process, however it ends
     <random>   an environment, complete or not

@@ -212,7 +212,7 @@ def check_gpus(stages: Iterable[ScopedTask], gpus: Gpus) -> list[Finding]:
 
 
 def _is_skipped(stage: ScopedTask) -> bool:
-    """Return whether the condition of the stage, or of a branch around it, is known to be false."""
+    """Return whether a condition of the stage, or of a branch around it, is known to be false."""
     for place in stage.around:
         with contextlib.suppress(ValueError):
             if place.task.condition is not None and not is_true(place.task.condition, place.resolved.known):
@@ -227,8 +227,8 @@ def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
         stages: the stages of the pipeline that is going to run, with the values of all its parameters.
         options: the run's options. A base inside a mount with another local path is not checked.
 
-    If this process has no credentials for a base, it is left to stages that may have their own: those in containers,
-    and those whose AppDef sets variables or takes secrets.
+    If this process has no credentials for a base, stages that may have their own are not checked: containers, and
+    stages whose AppDef sets variables or takes secrets.
 
     Raises:
         MissingCredentialsError: neither this process nor a stage has credentials for a base.
@@ -251,7 +251,7 @@ def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
 
 
 def check_code(stages: Iterable[ScopedTask], options: RunOptions) -> None:
-    """Raise ArgumentError if a process of a stage would start in a workspace that is not in its local directory."""
+    """Raise ArgumentError if a stage's process would start in a workspace outside its local directory."""
     for url in {stage.workspace for stage in stages} if not options.docker else ():
         path = os.path.join(options.directory, url)
         if url and os.path.isdir(path):

@@ -1,11 +1,11 @@
 """``replay``: run one stage of any run again, locally and attached to the terminal, with its original inputs.
 
-A replay has its own run id, and its own folder ``replays/<run id>`` in the output folder, in the form of that of a run.
+A replay has its own run id and folder, ``replays/<run id>`` in the output folder, laid out like a run's.
 It is not a run: ``latest`` never means it. Nothing of the original run is changed.
 
 The stage protocol is applied here rather than by the stage's own script (``contract.command``): the application becomes
-a child of this process, with the same words and variables. So a debugger works in it, and its exit code arrives. The
-programs around it that publish KFP outputs and try again are left out.
+a child of this process, with the same words and variables. So debuggers work, and its exit code is returned. The
+programs that publish KFP outputs and retry are left out.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ class ReplayResult:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the application, as a shell reports it; 1 if it succeeded and the stage has not."""
+        """The exit code of the application, as in a shell; 1 if it succeeded but the stage failed."""
         code = self.stage.exit_code
         if code is None or (code == 0 and self.stage.state is State.FAILED):
             return 1
         return code if code >= 0 else 128 - code
 
     def compare(self) -> list[str]:
-        """Return the results next to those of the original, one a line: ``loss 0.31 (was 0.29)``."""
+        """Return the results next to the original ones, one per line: ``loss 0.31 (was 0.29)``."""
         now = _values(self.stage)
         before = _values(self.original) if self.original is not None else {}
         if protocol.EXIT_CODE in before and self.stage.results is not None:
@@ -122,7 +122,7 @@ class ReplayResult:
         return lines
 
     def __str__(self) -> str:
-        """Return the state, and the results next to those of the original."""
+        """Return the state, and the results next to the original ones."""
         how = self.stage.reason or str(self.stage.state)
         was = "" if self.original is None else f"; before: {self.original.reason or self.original.state}"
         head = f"{self.replayed}, replayed as {self.run_id}: {how} ({duration(self.stage.duration)}){was}"
@@ -345,9 +345,9 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
 
 
 def _without_workspace(words: Sequence[str], code: str) -> tuple[list[str], str | None]:
-    """Return a command line without the words that unpack a workspace, and the workspace's URL, if it has them.
+    """Return a command line without the words that unpack a workspace, and the URL, if any.
 
-    Replicas of a distributed stage unpack it themselves: if there is other code, they get no URL.
+    Replicas of a distributed stage unpack it themselves; with other code, they get no URL.
     """
     url = workspace_in(words)
     if url is not None:

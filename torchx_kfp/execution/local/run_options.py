@@ -25,8 +25,8 @@ MAX_ITEMS = 10_000
 def default_parallelism() -> int:
     """Return the default number of concurrent stages: two for each CPU that this process may use, at least four.
 
-    Stages wait for files and for each other's results much of the time. Limit those that use every CPU by themselves,
-    such as training, with ``parallelism``.
+    Stages wait for files and for each other's results much of the time. Limit stages that use all CPUs, such as
+    training, with ``parallelism``.
     """
     return max(4, 2 * len(os.sched_getaffinity(0)))
 
@@ -56,11 +56,11 @@ class RunOptions:
             may use, at least four.
         cache: whether tasks that KFP would cache reuse outputs of earlier runs in the same output folder (see
             ``cache``).
-        grace: seconds that processes have to end after a signal before they are killed.
-        timeout: seconds after which the run is ended, and fails. Default: the pipeline's own limit, if any.
+        grace: seconds between a signal to processes and SIGKILL.
+        timeout: seconds after which the run is stopped and fails. Default: the pipeline's own limit, if any.
         fail_fast: whether the first failure of a stage ends the run; exit tasks and tasks that ignore failures still
             run.
-        max_items: how many items all loops of the run may have together.
+        max_items: the maximum number of items in all loops together.
         docker: whether stages run in containers of their images, with Docker or Podman.
         mounts: local folders and files that those containers see, as ``SRC[:DST][:ro]``. They always see
             their own folder, with copies of the artifacts that they take, and a local tracker base.
@@ -68,8 +68,7 @@ class RunOptions:
         directory: the folder in which stages run and find their scripts. Default: the current directory.
         kfp_workspace: the folder that stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
         python_path: PYTHONPATH at the start of the run; not a keyword.
-        project: the folder in it that stands for the image, so that a stage with code that travels does not have it;
-            not a keyword.
+        project: the folder in it that stands for the image, which stages with a workspace do not get; not a keyword.
     """
 
     parallelism: int = field(default_factory=default_parallelism)

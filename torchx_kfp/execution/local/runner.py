@@ -162,7 +162,7 @@ def start(
         say: gets messages about code that is stored.
         run_id: the run's id, if the caller chooses it. An existing folder is used again.
         pod_names: makes the names of pods. By default, they have the names of stages.
-        done: how the stages of this run ended, by name, that a retry of it does not run again.
+        done: the results, by name, of stages that a retry keeps.
         command: the command line that starts the run.
     """
     loaded, values = prepared.pipeline, prepared.values
@@ -262,7 +262,7 @@ def make_context(
 ) -> RunContext:
     """Return the facts shared by all stages of the run in this folder.
 
-    ``runs`` is the folder with the runs that have made what the stages take, if it is another one.
+    ``runs`` is the folder with the runs whose artifacts the stages take, if different.
     """
     run_id, mark = folder.name, run_mark(folder)
     if containers is not None:

@@ -79,7 +79,7 @@ def with_copies(
 
 
 def copy_here(url: str, path: str, sources: Collection[str]) -> None:
-    """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do so at once.
+    """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do this concurrently.
 
     Args:
         url: the URL of the file, or its local path.
@@ -87,7 +87,7 @@ def copy_here(url: str, path: str, sources: Collection[str]) -> None:
         sources: see ``verify_source``.
 
     Raises:
-        AttemptError: it cannot, or must not, be copied.
+        AttemptError: it cannot or must not be copied.
     """
     verify_source(url, sources)
     if os.path.exists(path):
@@ -117,8 +117,8 @@ def copy_here(url: str, path: str, sources: Collection[str]) -> None:
 def verify_source(url: str, sources: Collection[str]) -> None:
     """Raise AttemptError if a file may not be copied for a stage.
 
-    Files come from object stores and from ``sources``: local paths and URLs, with what is below them. To open
-    a chained URL, fsspec could run code that another file names.
+    Files come from object stores and from ``sources``: local paths and URLs, with what is below them. For a chained
+    URL, fsspec could run code named in another file.
     """
     path = url.removeprefix("file://")
     path = path if "://" in path else os.path.abspath(path)

@@ -72,7 +72,7 @@ def _of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the findings about arguments of a run that are numbers of replicas, for stages that surely run."""
+    """Yield findings about numbers of replicas among the arguments, for stages that surely run."""
     for place in walk_tasks(pipeline):
         if place.inside is not None or place.task.condition or place.looped:
             continue

@@ -74,7 +74,7 @@ def collected(
 
 
 def loops_of(pipeline: Pipeline, scope: Component, task_name: str, output: str) -> int:
-    """Return the number of loops around the stage that produces an output, seen from a task that takes it."""
+    """Return the number of loops around the stage that produces an output, relative to the task that takes it."""
     task = scope.as_dag().tasks[task_name]
     component = pipeline.component_of(task)
     sources = component.dag.outputs.get(output, ()) if component.dag is not None else ()

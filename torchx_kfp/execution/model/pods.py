@@ -65,7 +65,7 @@ def _words(component: Component, container: Container) -> Iterator[tuple[str, st
 
 
 def _fits(text: str, form: re.Pattern[str]) -> bool:
-    """Return whether a text has a form, as far as known before the run."""
+    """Return whether a text has this form, as far as known before the run."""
     return "{{" in text or form.fullmatch(text) is not None
 
 

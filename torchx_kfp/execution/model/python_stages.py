@@ -72,7 +72,7 @@ def _imported(program: PythonComponent) -> list[str]:
 
 
 def _is_missing(module: str, program: PythonComponent) -> bool:
-    """Return whether a module is in no package that the component asks for, as far as is known locally."""
+    """Return whether no package that the component requests is known to contain a module."""
     asked = {_normal(match[0]) for words in program.installs for word in words if (match := _NAME.match(word))}
     if not asked or _is_of_project(module):
         return True
@@ -91,7 +91,7 @@ def _is_of_project(module: str) -> bool:
 
 
 def _required(names: set[str]) -> set[str | None]:
-    """Return the packages with all that they require; None among them if one is not installed locally."""
+    """Return the packages with their dependencies; None among them stands for packages not installed locally."""
     known: set[str | None] = set()
     left = sorted(names)
     while left:

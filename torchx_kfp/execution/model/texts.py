@@ -77,7 +77,7 @@ def arrives(text: str) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as the text in which a finding is looked for."""
+    """Return a value as text to search for findings."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -41,7 +41,7 @@ def parse_version(text: str) -> Version | None:
 
 
 def address_of_store(version: Version) -> str:
-    """Return the address of KFP's own store in its cluster, as S3's clients take it.
+    """Return the address of KFP's own store in its cluster, for S3 clients.
 
     On 2.15, the service ``seaweedfs`` does not have this port.
     """

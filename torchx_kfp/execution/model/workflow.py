@@ -1,18 +1,17 @@
 """The size of the Argo workflow that KFP's backend creates from a compiled pipeline, and its limits.
 
 Argo accepts 1 MiB for a whole run: the pipeline, which KFP compiles into one workflow, and the state of its nodes,
-which grows while it runs. A larger pipeline is rejected when it starts, or fails half way. And a level (the tasks of
-one pipeline, loop or branch) has to fit into a variable of its driver.
+which grows while it runs. A larger pipeline is rejected when it starts, or fails half way. A level (the tasks of one
+pipeline, loop or branch) must also fit into a variable of its driver.
 
-The workflow (kubeflow/pipelines, ``backend/src/v2/compiler/argocompiler``) has as JSON in the JSON of a parameter each
-distinct container, the component of a task that has it, the Kubernetes configuration of each component, and
-each DAG with all of its tasks. Each task of KFP is two tasks of Argo, a driver and what it drives, which have KFP's
-task again.
+The workflow (kubeflow/pipelines, ``backend/src/v2/compiler/argocompiler``) has parameters with JSON in JSON: each
+distinct container, a component with it, the Kubernetes configuration of each component, and each DAG with all its
+tasks. Each KFP task becomes two Argo tasks, a driver and its executor or DAG, which both contain the KFP task.
 
-The state has six nodes for each stage, with its command, component and task in quotes of several levels. Argo stores
-the state compressed (gzip, base64): what the stages of a pipeline have in common costs little, but not nothing, and
-what only one stage has is stored for each time that it stands there. The factors were fitted to six recorded runs of
-KFP 2.17 (30 to 250 stages): the model's state is within 10 % of theirs, the workflow within 4 %.
+The state has six nodes per stage, with its command, component and task quoted several times. Argo stores the state
+compressed (gzip, base64): text that stages share costs little, and text of a single stage counts each time it occurs.
+The factors were fitted to six recorded runs of KFP 2.17 (30 to 250 stages): the model's state is within 10 % of theirs,
+the workflow within 4 %.
 """
 
 from __future__ import annotations

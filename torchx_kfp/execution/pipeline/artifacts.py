@@ -136,7 +136,7 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
 
     Args:
         text: the report; empty if there is none.
-        given: the output artifacts as they were described to the stage.
+        given: the output artifacts as described to the stage.
 
     Raises:
         ValueError: KFP's launcher would reject the report.

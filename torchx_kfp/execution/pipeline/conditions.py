@@ -1,8 +1,8 @@
 """Evaluate conditions of ``dsl.If``, and fields of loop items, as KFP's backend does.
 
 The backend evaluates the Common Expression Language (cel-go). KFP's compiler writes only comparisons in it: of inputs,
-text, numbers, true and false, with ``int()`` and ``double()``, joined by ``&&``, ``||`` and ``!``. Python reads them
-after its own words have replaced these; everything else is refused. As in cel-go, numbers of different types are
+text, numbers, true and false, with ``int()`` and ``double()``, joined by ``&&``, ``||`` and ``!``. They are parsed as
+Python after replacing these operators; everything else is rejected. As in cel-go, numbers of different types are
 compared by value, and values of different types are unequal.
 """
 
@@ -94,7 +94,7 @@ def select_field(value: Any, selector: str) -> Any:
 
 
 def compares_types(expression: str) -> bool:
-    """Return whether KFP compiled the condition from values of different types, to a wrong expression."""
+    """Return whether KFP compiled a wrong expression, from values of different types."""
     return _QUOTED_INPUT.search(expression) is not None
 
 

@@ -22,7 +22,7 @@ def s3_endpoints(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def is_of_this_machine(url: str) -> bool:
-    """Return whether a URL's host means the machine that uses it: in a pod or a container, that one itself."""
+    """Return whether a URL's host means the machine, pod or container that uses it."""
     try:
         return is_this_machine(urlsplit(url).hostname or "")
     except ValueError:
@@ -42,7 +42,7 @@ def is_this_machine(name: str) -> bool:
 
 
 def own_endpoints(environ: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
-    """Return the variables of an environment with which stages find S3. If there are any, the stages' own do not count.
+    """Return the variables of an environment with which stages find S3. They replace the stages' own.
 
     For a container, an address such as ``localhost`` would be its own.
     """
@@ -51,7 +51,7 @@ def own_endpoints(environ: Mapping[str, str], *, in_container: bool) -> dict[str
 
 
 def described(variables: Iterable[tuple[str, str]], environ: Mapping[str, str], *, in_container: bool) -> str:
-    """Describe which address is ignored, the stage's or this machine's; empty if they do not differ.
+    """Describe the ignored address, the stage's or this machine's; empty if they are equal.
 
     Args:
         variables: the variables that the stage sets.

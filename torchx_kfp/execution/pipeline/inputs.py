@@ -3,13 +3,12 @@
 The rules follow KFP's driver and launcher (``backend/src/v2/driver/resolve.go``):
 
 1. The task names a constant, an input of its scope, or an output. Null is the value of an optional parameter without
-   one. It counts as if the task named nothing; an input that is not optional has no value then, and the task fails.
-2. A nested pipeline that is not given an optional input has its default, or null. If it is given one without a value,
-   it has neither, and a task inside that takes it fails.
-3. A value for a STRING becomes text, lists and dicts as JSON; values of other types are checked. Iterations of a loop
-   do not have the list that the loop goes through, and have the item in its place.
-4. The launcher adds a component's defaults, and fills in placeholders in the constants of a command. An image, a limit
-   and a condition are what the driver has, without that.
+   one. It counts as not given: the task fails unless the input is optional. 2. A nested pipeline that is not given an
+   optional input has its default, or null. If it is given one without a value, it has neither, and tasks inside that
+   take it fail. 3. A value for a STRING becomes text, lists and dicts as JSON; values of other types are checked.
+   Iterations of a loop do not have the list that the loop goes through, and have the item in its place.
+4. The launcher adds a component's defaults, and fills in placeholders in the constants of a command. Images, limits and
+    conditions use the driver's values, without these.
 
 Before a run, some values are ``UNKNOWN``: a check learns the others from the same functions.
 """
@@ -99,9 +98,9 @@ def resolve(
         task: the task.
         component: its component.
         scope: the inputs of the pipeline, branch or iteration that it is in.
-        output: returns the output, or the status, of another task; a ``NoOutput`` if that has failed; or it raises
-            ValueError.
-        placeholders: the texts of those that a constant may consist of, by what follows ``{{$.``. None if unknown.
+        output: returns the output or the status of another task, or ``NoOutput`` if it failed; may raise ValueError.
+        placeholders: the values of placeholders that a constant may consist of, by the text after ``{{$.``. None if
+            unknown.
     """
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}
@@ -158,7 +157,7 @@ def item_of(loop: Loop, component: Component, item: Any) -> Any:
 
 
 def with_defaults(component: Component, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a stage as KFP's launcher has them: with the component's defaults for those not given."""
+    """Return the inputs of a stage as KFP's launcher has them: with the component's defaults."""
     defaults = {
         name: convert(parameter.default, parameter.type)
         for name, parameter in component.parameter_inputs.items()

@@ -220,7 +220,7 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, 
         documents: the file's documents.
         path: the file's path, for messages.
         text: the file's text, if there is a file.
-        kind: the kind of object with that path or name, for messages.
+        kind: the kind of the named object, for messages.
 
     Raises:
         PipelineFileError: they are not a compiled KFP v2 pipeline.

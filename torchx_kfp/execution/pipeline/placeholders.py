@@ -44,7 +44,7 @@ class Placeholder:
 
     Attributes:
         text: the whole of it.
-        body: what follows ``{{$.``; None for the executor input.
+        body: the text after ``{{$.``; None for the executor input.
         of: the input or output, as ``inputs``, ``parameters``, its name, and its field; None for other placeholders.
     """
 
@@ -54,12 +54,12 @@ class Placeholder:
 
     @property
     def parameter(self) -> str | None:
-        """The name of the input parameter that it stands for, if any."""
+        """The name of its input parameter, if any."""
         return self._name("inputs", "parameters", None)
 
     @property
     def file(self) -> str | None:
-        """The name of the input artifact whose file it stands for, if any."""
+        """The name of the input artifact of its file, if any."""
         return self._name("inputs", "artifacts", "path")
 
     @property
@@ -78,12 +78,12 @@ def placeholders_in(text: str) -> Iterator[Placeholder]:
 
 
 def parameters_in(text: str) -> list[str]:
-    """Return the names of the input parameters for which a text has placeholders."""
+    """Return the names of the input parameters in a text's placeholders."""
     return [found.parameter for found in placeholders_in(text) if found.parameter is not None]
 
 
 def parameter_of(text: str) -> str | None:
-    """Return the name of the input parameter for which the whole text is the placeholder; None for other text."""
+    """Return the name of the input parameter if the whole text is its placeholder, or None."""
     found = next(placeholders_in(text), None)
     return found.parameter if found is not None and found.text == text else None
 
@@ -142,7 +142,7 @@ def resolve_value(value: Any, values: PlaceholderValues) -> Any:
 
 
 def resolve_parameters(word: str, inputs: Mapping[str, Any]) -> str:
-    """Fill in the input parameters of a word of a command, as KFP's driver does: not beside the file of an output."""
+    """Fill in the input parameters of a command's word, as KFP's driver does: not if it names an output file."""
     if _OUTPUTS in word:
         return word
     parameters = {name: value for name, value in inputs.items() if not is_artifact(value)}

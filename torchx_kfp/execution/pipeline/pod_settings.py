@@ -20,8 +20,8 @@ class PodSetting:
         volume: the volume that it mounts, in messages; empty if it mounts none.
         is_temporary: whether that volume is empty at first.
         keys_of: the source of keys for the stage, ``secret`` or ``config map``; without a volume, as variables.
-        handed_on: whether ``dsl.TaskConfig`` hands it on to the replicas of a distributed stage (kubeflow/pipelines,
-            backend/src/v2/driver/k8s.go); None if that depends on its values, or does not matter to replicas.
+        handed_on: whether ``dsl.TaskConfig`` passes it on to the replicas of a distributed stage (kubeflow/pipelines,
+            backend/src/v2/driver/k8s.go); None if that depends on its values or is irrelevant.
     """
 
     words: str

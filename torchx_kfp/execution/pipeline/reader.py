@@ -1,6 +1,6 @@
 """Read KFP's intermediate representation (PipelineSpec) into plain data: see ``spec``.
 
-Pipelines come from files that people edit, and from hosts. Each key of KFP's format has one type, wherever it stands
+Pipelines come from files that people edit, and from hosts. Each key of KFP's format has one type everywhere
 (``_TYPES``), which is verified first, so that later code can rely on it.
 """
 
@@ -406,14 +406,14 @@ def _verify_types(value: Any, place: str, kind: Any, field: str, levels: int, le
 
     Args:
         value: the value.
-        place: where it is, in messages.
+        place: its position, for messages.
         kind: its type; None for any JSON.
-        field: the field that it is; empty for the file, an item of a list, or a field whose key is a name.
-        levels: the levels of objects and lists that it may have.
-        left: has a number for each value that the file may have.
+        field: its field; empty for the file, an item of a list, or a field with a name as its key.
+        levels: the allowed levels of objects and lists.
+        left: has a number for each further value that is allowed.
 
     Raises:
-        MalformedError: it is something else.
+        MalformedError: it is not.
     """
     if next(left, None) is None:
         raise MalformedError(f"with its aliases followed, it has more than {_MOST_VALUES:,} values")

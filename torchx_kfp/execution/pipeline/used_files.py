@@ -2,13 +2,13 @@
 
 A file is used if the program's command, or another used file, names it:
 
-- a module, if it is imported, is started (``-m NAME``), or stands there as ``NAME.py``. All modules of this name count,
+- a module, if it is imported, started (``-m NAME``), or named as ``NAME.py``. All modules of this name count,
   wherever they are, and all of a package;
-- any other file, if a word of its path stands there: ``open(f"data/{name}.csv")`` names all files that have ``data`` or
+- any other file, if a word of its path occurs there: ``open(f"data/{name}.csv")`` names all files that have ``data`` or
   ``csv`` in their paths.
 
-A program uses all files if it is not Python, if its words do not say what it starts, or if what it uses has a word of
-``SEARCHES``: it may use a file whose name it does not have.
+A program uses all files if it is not Python, if its words do not show what it starts, or if a file that it uses has a
+word of ``SEARCHES``: it may use files without naming them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Code:
 
     Attributes:
         files: their fingerprints by their names in messages.
-        whole: the folders of which they are all files; empty if some are not used.
+        whole: the folders of which all files are used, if any.
         variables: the inherited variables that they name.
         why: why all files count, as a clause.
     """
@@ -126,7 +126,7 @@ class Code:
 
 
 def _folder_of(name: str) -> str:
-    """Return the folder by which a file is counted: the first of its path, or the whole of an absolute one."""
+    """Return the folder that counts for a file: the first of its path; for an absolute path, the whole folder."""
     if name.startswith("/"):
         return os.path.dirname(name)
     return f"{name.split('/')[0]}/" if "/" in name else name
@@ -189,7 +189,7 @@ class UsedFiles:
         return self._found[key]
 
     def _verify_known(self, program: Sequence[str]) -> None:
-        """Raise _AllFilesError unless a program is Python, and its words name what it starts among the files."""
+        """Raise _AllFilesError unless a program is Python and starts one of the files."""
         words = _python_words(program)
         if not words:
             command = os.path.basename(program[0]) if program else "the command of the image"
@@ -261,7 +261,7 @@ def is_python(word: str) -> bool:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file; none if it is large, or a link that leads nowhere."""
+    """Return the text of a file, or "" if it is large or a broken link."""
     with contextlib.suppress(OSError):
         if os.path.getsize(path) <= _LONGEST:
             return Path(path).read_text(encoding="utf-8", errors="replace")

@@ -79,7 +79,7 @@ def to_text(value: Any) -> str:
 def driver_text(value: Any) -> str:
     """Return a value as text in a word of a command. Since KFP 2.17, the driver writes numbers with Go's ``%g``.
 
-    Up to 2.16, and in words with the file of an output, the launcher writes it, as ``to_text`` does.
+    Up to 2.16, and in words with an output file, the launcher does, like ``to_text``.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return to_text(value)
@@ -314,7 +314,7 @@ def parse_arguments(pipeline: Pipeline, words: Mapping[str, str]) -> dict[str, A
 
     Raises:
         ArgumentError: names or values do not fit the parameters; the message lists all of them. Missing arguments are
-            not checked here but when the run starts.
+            checked later, when the run starts.
     """
     return _collect(pipeline, words, from_word)
 

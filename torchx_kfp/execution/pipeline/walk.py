@@ -104,7 +104,7 @@ class ScopedTask:
         return sum(place.task.loop is not None for place in self.around if place is not self)
 
     def has_input(self, name: str) -> bool:
-        """Return whether the scope has an input with this name, so that the task can take it."""
+        """Return whether the scope has an input with this name for the task."""
         around = self.inside
         if around is None:
             return name in self.scope.parameter_inputs
@@ -126,7 +126,7 @@ class ScopedTask:
 
     @functools.cached_property
     def resolved(self) -> TaskInputs:
-        """The known inputs that KFP's driver passes to the task, and those that it rejects."""
+        """The known inputs that KFP's driver passes to the task, and rejected ones."""
         return resolve(self.task, self.component, self.scope_inputs, lambda _: UNKNOWN)
 
     def iterations(self) -> Iterator[TaskInputs]:
@@ -262,7 +262,7 @@ def make_run_name(name: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return the text with only those characters that every tracker key and file name may have: A-Z a-z 0-9 . -"""
+    """Return the text with only characters allowed in all tracker keys and file names: A-Z a-z 0-9 . -"""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"
 
 

@@ -56,7 +56,7 @@ class Stroke:
 
 @dataclass(frozen=True)
 class Figure:
-    """Strokes of one quantity over another. ``others`` have the same quantity over other ones."""
+    """Strokes of one quantity over another. ``others`` plot it over other quantities."""
 
     what: str
     over: str
@@ -203,7 +203,7 @@ def _measured(row: Row, name: str) -> float | None:
 
 
 def _repeats_an_input(found: Sequence[tuple[Row, float]]) -> bool:
-    """Return whether the results are the values of an input, which is the axis of other plots."""
+    """Return whether the results equal an input, which is the axis of other plots."""
     return any(all(as_number(row.inputs.get(name)) == value for row, value in found) for name in found[0][0].inputs)
 
 
@@ -218,7 +218,7 @@ def _swept(found: Sequence[tuple[Row, float]]) -> Iterator[tuple[str, Placed]]:
 
 
 def _over(what: str, over: str, found: Placed, note: str, line: Points = (), *, is_count: bool = False) -> Figure:
-    """Draw a line, and a point for each row, the best ones on top; ``is_count`` if rows are over their own numbers."""
+    """Draw a line, and a point for each row, the best ones on top; with ``is_count``, over row numbers."""
     strokes = [Stroke("line", line)] if line else []
     for row, x, y in sorted(found, key=lambda it: it[0].is_best):
         where = "" if is_count else f", {over} {shorten(text(x), 40)}"

@@ -80,7 +80,7 @@ class Box:
 def line_through(route: Iterable[Box]) -> str:
     """Return the path of an edge, with room for the tip of an arrow.
 
-    It is vertical beside the boxes of a layer and curved between two layers, so that it crosses no box.
+    It is vertical beside a layer's boxes and curved between layers, so it crosses no box.
     """
     at, *others = route
     path = f"M{at.center:.0f} {at.y + at.height:.0f}"
@@ -143,7 +143,7 @@ def _move(box: Box, x: float, y: float) -> None:
 
 
 def _layers(boxes: list[Box]) -> tuple[list[list[Box]], list[list[Box]]]:
-    """Return the boxes in layers, each of which depends on earlier ones only, and the edges between them.
+    """Return the boxes in layers, each depending only on earlier ones, and the edges between them.
 
     A layer has the order of its neighbors. An edge has a bend in each layer that it passes. Edges from one box share
     bends.
@@ -214,7 +214,7 @@ def _describe(task: Task) -> tuple[str, str]:
 
 
 def _readable(condition: str) -> str:
-    """Return KFP's condition similar to its source."""
+    """Return KFP's condition in source-like form."""
     condition = re.sub(rf"inputs\.parameter_values\['(?:{CHANNEL})?([^']*)'\]", r"\1", condition)
     return re.sub(r"\b(?:int|double|string)\(([^()]*)\)", r"\1", condition)
 

@@ -1,4 +1,4 @@
-"""A run as data for the page: its stages, which of them read which, what only their tracker has, and values as text.
+"""A run as data for the page: its stages, which stages each one reads, tracker records, and values as text.
 
 The inputs of stages have their names in the pipeline. A stage's component names inputs after their channels:
 ``threshold_float`` for the parameter ``threshold``, and ``item_lr_float`` for the field ``lr`` of a loop's item. Ids of
@@ -100,7 +100,7 @@ def inputs_of(record: RunRecord, stage: StageState) -> dict[str, Any]:
 
 
 def _name_in_pipeline(name: str, place: ScopedTask) -> str:
-    """Return the pipeline's name for an input of a stage, or "" if there is none, as for parts of its command."""
+    """Return the pipeline's name for an input of a stage; "" for parts of its command."""
     inputs, source = place.task.parameters, place.task.parameters.get(name)
     is_tracked = place.component.decoded.tracker_base is not None
     if is_tracked and isinstance(source, Constant) and is_stage_input(name):
@@ -135,7 +135,7 @@ def loop_items(record: RunRecord) -> dict[str, dict[int, Any]]:
 
 
 def _origin(source: Origin | None) -> tuple[str, str]:
-    """Return the name that `authoring` derives from this source, and the name to show."""
+    """Return the name that `authoring` derives from this source, and its display name."""
     if isinstance(source, FromTask):
         name = f"{source.task}_{source.output}"
     elif isinstance(source, FromInput):

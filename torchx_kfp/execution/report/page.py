@@ -75,7 +75,7 @@ def page_of(record: RunRecord) -> Path:
     """Return the usual path of a run's page.
 
     Raises:
-        ArgumentError: the path is not a regular file. Somebody else may have created the run's folder.
+        ArgumentError: the path is not a regular file. Another user may have created the run's folder.
     """
     name = f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     path = Path(name) if record.folder is None else record.folder.absolute() / "report.html"

@@ -152,7 +152,7 @@ class SearchView:
 def find_searches(record: RunRecord, tracked: Tracked) -> Iterable[tuple[str, Search]]:
     """Yield the searches of the run with their titles, and their progress, in the pipeline's order.
 
-    A title is the search's name; if several have it, the stage that stated it last is added.
+    A title is the search's name; if several share it, the last recording stage is added.
     """
     asking = {
         stage.result.execution_id or "": stage for stage in record.stages if tracked.record(stage).search is not None

@@ -8,6 +8,6 @@ from torchx_kfp.execution.runs.vocabulary import OUTPUT_DIR as OUTPUT_DIR
 
 
 def output_dir_words(folder: Path) -> list[str]:
-    """Return the option with which commands find the run in the folder; none for the default output folder."""
+    """Return the option with which commands find the run in this folder; none for the default."""
     parent = folder.absolute().parent
     return [] if parent == Path(OUTPUT_DIR).absolute() else ["--output-dir", str(parent)]

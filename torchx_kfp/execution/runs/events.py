@@ -71,7 +71,7 @@ class StageWaiting:
 
 @dataclass(frozen=True)
 class StagePending:
-    """A stage cannot start yet, or for another reason than before; an empty reason means that it can start.
+    """A stage cannot start yet, or the reason has changed; an empty reason means that it can start.
 
     On KFP, ``reason`` is Kubernetes' message about its pod: ``Unschedulable: 0/1 nodes are available: 1 Insufficient
     cpu``. In a local run, the stage waits for GPUs: ``waits for 1 of this machine's 2 GPUs``.
@@ -136,7 +136,7 @@ class PipelineRetried:
 class StageFinished:
     """A stage has finished or will not run.
 
-    ``again`` marks a second event, with results of a stage from KFP's cache that have become known since.
+    ``again`` marks a second event, with later results of a stage from KFP's cache.
     """
 
     result: StageResult
@@ -146,7 +146,7 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """The run is being terminated; its running stages have ``grace`` seconds to end by themselves.
+    """The run is being terminated; its running stages have ``grace`` seconds to stop.
 
     ``reason`` is the name of a signal, or a clause such as ``The time limit of 60 s was exceeded`` or ``train failed``.
     """

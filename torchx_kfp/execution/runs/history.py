@@ -192,7 +192,7 @@ class RunReader(RunSource):
         return Invocation(record, pipeline, name, place, place.component, inputs, started.pod_name)
 
     def _started(self, record: RunRecord, stage: str) -> StageStarted:
-        """Return the start of the last attempt at a stage, or at the one from which its results were taken."""
+        """Return the start of a stage's last attempt, or of the stage that produced its cached results."""
         if attempts := record.run.attempts_at(stage):
             return attempts[-1]
         end = record.run.end_of(stage)
@@ -238,7 +238,7 @@ class RunReader(RunSource):
 def log_now(log: Path | None, folder: Path | None) -> Path | None:
     """Return the path of a recorded log in the folder of its run.
 
-    The rest of the recorded path does not count: the events of somebody else could name any file.
+    The rest of the recorded path is ignored: another user's events could name any file.
     """
     if log is None or folder is None or log.name != LOG_FILE or not _NAME.fullmatch(log.parent.name):
         return None
@@ -246,7 +246,7 @@ def log_now(log: Path | None, folder: Path | None) -> Path | None:
 
 
 def folder_of(run: str, other: Path) -> Path | None:
-    """Return the folder of a run named by a record, next to ``other``; None if it cannot be one."""
+    """Return the folder of a recorded run, next to ``other``; None if the name is invalid."""
     folder = other.parent / run if _NAME.fullmatch(run) else None
     return folder if folder is None or is_run(folder) or not folder.exists() else None
 
@@ -331,7 +331,7 @@ def is_run(folder: Path) -> bool:
 
 
 def run_with(path: Path, runs: Path) -> Path | None:
-    """Return the folder of the run with this file, with links resolved; None if no run in the folder has it."""
+    """Return the folder of the run that contains this file, with links resolved; None if none does."""
     path, runs = path.resolve(), runs.resolve()
     # A file next to the runs belongs to none of them.
     inside = path.relative_to(runs).parts if path.is_relative_to(runs) else ()
@@ -339,7 +339,7 @@ def run_with(path: Path, runs: Path) -> Path | None:
 
 
 def _read_request(folder: Path, corrupt: list[str]) -> _RunFile:
-    """Return the content of ``run.json``. If it cannot be read, return an empty one, and add to ``corrupt``."""
+    """Return the content of ``run.json``. If unreadable, return an empty one and add a message to ``corrupt``."""
     path = folder / REQUEST_FILE
     try:
         content = json.loads(read_bytes(str(path), str(folder), limit=_LONGEST_REQUEST))

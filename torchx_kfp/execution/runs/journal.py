@@ -74,7 +74,7 @@ class Journal:
         *,
         exist_ok: bool = False,
     ) -> None:
-        """Make the folder of a run, named by its id, and open the journal of the run.
+        """Make a run's folder, named by its id, and open its journal.
 
         Args:
             folder: the run's folder.
@@ -121,7 +121,7 @@ class Journal:
             self._events = self._open(EVENTS_FILE, os.O_WRONLY | os.O_APPEND)
 
     def write(self, event: Event) -> None:
-        """Append the event. If the process is killed meanwhile, only this line is left unfinished."""
+        """Append the event. If the process is killed, only this line stays unfinished."""
         if self._events is None:
             return
         with self._recording():

@@ -112,12 +112,12 @@ def prepare(
     Args:
         pipeline: the pipeline.
         arguments: the arguments, without defaults.
-        workspace: the folder for the pipeline's parameter ``workspace``, if any.
+        workspace: the folder for the parameter ``workspace``, if any.
         fresh: the stages, and nested pipelines, to run even if they are cached. In the pipeline of a run on a
             host, their tasks are not cached.
         directory: the directory in which stages of a local run start; None for a run on a host. A folder as
             tracker base must then exist: pods have mounted it.
-        without: folders that do not travel, in which runs write. The tracker base never does.
+        without: folders that runs write to, which do not travel. The tracker base never does.
         may_lack: whether arguments may be missing, because the run is started elsewhere.
 
     Raises:
@@ -154,7 +154,7 @@ def prepare(
 
 
 def _named(pipeline: Pipeline, words: Collection[str]) -> frozenset[str]:
-    """Return the names, without indices, of the stages that words name; or raise ArgumentError."""
+    """Return the names, without indices, of the stages named by words, or raise ArgumentError."""
     names = [*outline(pipeline)]
     for word in words:
         if not any(is_meant(name, word) for name in names):
@@ -254,7 +254,7 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
         cache: whether it may use KFP's cache.
 
     Raises:
-        TrackerError: what earlier submissions recorded cannot be read.
+        TrackerError: the records of earlier submissions cannot be read.
     """
     base = prepared.values.get(TRACKER_BASE_PARAMETER)
     tracker = RecordTracker(base, patience=SHORT_PATIENCE) if isinstance(base, str) and base else None
@@ -290,8 +290,7 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
 
 
 def _reads(stage: ScopedTask, path: str) -> bool:
-    """Return whether a stage, or a group around it, takes an output of the stage with this path, or of one around
-    it."""
+    """Return whether a stage, or a group around it, uses an output of the stage with this path, or of its groups."""
     return any(path == it or path.startswith(f"{it}/") for it in _sources(stage))
 
 

@@ -50,7 +50,7 @@ def after_upstream(dag: Dag, task: Task, upstream: Sequence[TaskOutcome], stoppe
         dag: the tasks of the scope.
         task: the task.
         upstream: the tasks in its ``depends_on``.
-        stopped: the reason of tasks that do not begin because the run is ending; empty if they begin.
+        stopped: why tasks do not start while the run is ending; empty if they do.
     """
     if any(before.state is None for before in upstream):
         return State.WAITING, ""
@@ -72,7 +72,7 @@ def after_upstream(dag: Dag, task: Task, upstream: Sequence[TaskOutcome], stoppe
 def is_ignored(task: Task, state: State | None) -> bool:
     """Return whether the task has failed, but the tasks around it succeed anyway.
 
-    On KFP, a run succeeds if only its exit task fails: that is a hook, not a part of the graph.
+    On KFP, a run succeeds if only its exit task fails, which is a hook outside the graph.
     """
     return state is State.FAILED and task.ignores_failures
 

@@ -1,8 +1,8 @@
 """A run as it is recorded, in a local folder or on a KFP host, and the tracker bases that it names.
 
 Commands that read a run read the tracker base that it names: in an object store or, if the run is in a folder, in a
-local directory. A directory that a host names could have the user's own files, and a server could be one that
-only this machine reaches: such a base is read if the user names it, too.
+local directory. A directory named by a host could have the user's own files, and a server may be private to this
+machine, so such bases are read only if the user also names them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RunRecord:
         return [*before, dataclasses.replace(last, end=end)]
 
     def absolute_base(self, base: str) -> str:
-        """Return a tracker base of the run for other directories: a relative one is relative to that of its stages."""
+        """Make a tracker base of the run absolute: relative ones are relative to the directory of its stages."""
         directory = self.options.get("directory")
         return absolute_base(base, directory) if isinstance(directory, str) else base
 
@@ -150,7 +150,7 @@ def why_not_read(base: str, named_bases: Collection[str], *, ran_locally: bool =
 def cached_by_kfp(run: RunRecord) -> str:
     """Return the message about cached stages whose executions are unknown; empty without such stages.
 
-    A host does not report these; stages that read them do.
+    A host does not report these; their readers do.
     """
     cached = [stage.name for stage in run.run.stages if stage.state is State.CACHED and not stage.result.execution_id]
     tracked = (_tracked(run) if cached else None) or ()

@@ -113,7 +113,7 @@ class StageResult:
 
     @property
     def starts(self) -> int:
-        """How often the application was started, as far as known: once in each pod but the last one."""
+        """How often the application was started, as far as known: once in each earlier pod."""
         return self.attempts - 1 + self.attempts_in_pod if self.attempts else 0
 
     @property
@@ -217,8 +217,8 @@ class RunResult:
 
         The columns are ``stage``, the name without indices; ``iteration``, the index in the loop, or a tuple of them
         in nested loops; ``state``; ``seconds``; a column for each input of the compiled stage, such as
-        ``input.rate_float`` for a parameter ``rate`` that is a number; and one for each result, or what else
-        ``StageResult.measures`` has, unless it has the name of another. Missing values are NaN.
+        ``input.rate_float`` for a parameter ``rate`` that is a number; and one for each result, or other value of
+        ``StageResult.measures``, unless another column has its name. Missing values are NaN.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -242,7 +242,7 @@ class RunResult:
         return pandas.DataFrame(rows, index=index, columns=[*columns])
 
     def raise_for_failure(self) -> None:
-        """Raise StageFailedError if the run failed; its message has the failed stages, why, and their last lines."""
+        """Raise StageFailedError if the run failed; its message has the failed stages, reasons and last lines."""
         if self.state is State.FAILED:
             raise StageFailedError(describe_failure(self))
 
@@ -282,11 +282,11 @@ def describe_exit(code: int) -> str:
 
 
 def describe_failure(result: RunResult, printed: Collection[str] = ()) -> str:
-    """Describe the failed stages, with their last lines, and the stages that did not run because of them.
+    """Describe the failed stages, with their last lines, and the stages skipped because of them.
 
     Args:
         result: the result of the run.
-        printed: the names of stages whose lines the user has seen: they are not repeated.
+        printed: the names of stages whose lines were printed, to omit them.
     """
     failed = [stage for stage in result.stages if stage.state is State.FAILED]
     not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]

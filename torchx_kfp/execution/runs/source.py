@@ -50,7 +50,7 @@ class RunSource(ABC):
         """
 
     def left_replicas(self) -> list[str]:
-        """Return messages about replicas that may go on although the run was canceled."""
+        """Return messages about replicas that may still run after a cancel."""
         return []
 
     def follow(self, timeout: float | None = None, *, closely: bool = False) -> Iterator[RunRecord]:
@@ -85,7 +85,7 @@ class RunSource(ABC):
         return self.read()
 
     def _pause(self, *, changed: bool, longest: float | None) -> None:
-        """Wait until the next poll; ``changed`` tells whether the last one found a change."""
+        """Wait until the next poll; ``changed``: whether the last one found a change."""
         time.sleep(_INTERVAL if longest is None else min(_INTERVAL, longest))
 
     def attend(self, watch: Watch, timeout: float | None = None) -> RunRecord:
@@ -151,7 +151,7 @@ class Invocation:
         component: the component of the task. Inputs may be filled into its command already.
         inputs: the values of all inputs, including artifacts.
         pod_name: the name of its pod.
-        service_account: the Kubernetes service account of the pod; empty if it is not known, or there was none.
+        service_account: the Kubernetes service account of the pod; empty if unknown, or without one.
     """
 
     record: RunRecord = field(repr=False)

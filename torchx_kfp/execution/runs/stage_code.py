@@ -1,12 +1,12 @@
 """Name the code of each stage that starts in a workspace, so that only stages whose code has changed run again.
 
-The URL of a workspace changes with any file in it. So the tasks of a pipeline get, in place of the parameter
-``workspace``, the name of the code that they can use (``protocol.code_name``), and their containers the URL in a
-variable. That is not in KFP's key of a task in its cache, which has image, command and arguments, inputs and outputs
-(KFP's ``cacheutils``). The whole workspace is sent anyway.
+The URL of a workspace changes with any file in it. So for the parameter ``workspace``, tasks get the name of the code
+that they can use (``protocol.code_name``), and their containers get the URL in a variable. KFP's cache key ignores
+variables: it has the image, command, arguments, inputs and outputs (KFP's ``cacheutils``). The whole workspace is sent
+anyway.
 
-What a stage can use is found without running it: see ``pipeline.used_files``. All files count if its program is not
-Python, or not in the workspace. Names from elsewhere, such as upstream results, are not found.
+A stage's code is found without running it: see ``pipeline.used_files``. All files count if its program
+is not Python, or not in the workspace. Names from elsewhere, such as upstream results, are not found.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def name_code(
 ) -> tuple[Pipeline, dict[str, Code]]:
     """Return the pipeline with names of code in place of the URL in its parameter ``workspace``.
 
-    The code of its stages is returned as well, by their names, as far as it is known.
+    Also return the known code of its stages, by name.
 
     Args:
-        pipeline: a compiled pipeline. That of a run on a host has names already, of that run's code.
+        pipeline: a compiled pipeline. A host run's pipeline already has names of code.
         arguments: the values of all parameters.
         archive: the workspace with that URL. Without it, stages that have a name for other code get the URL.
     """
@@ -76,7 +76,7 @@ def name_code(
 
 
 def keys_of(pipeline: Pipeline, values: Mapping[str, Any], codes: Mapping[str, Code]) -> dict[str, StageKey]:
-    """Return the keys of all stages of a pipeline, with their inputs that are known before a run.
+    """Return the keys of all stages of a pipeline, with the inputs known before a run.
 
     Args:
         pipeline: the pipeline.

@@ -28,9 +28,9 @@ class StageKey:
     """The key of a stage.
 
     Attributes:
-        parts: everything that determines what the stage does but its code: values that JSON can represent, by names for
-            messages, such as ``image``. Those that are dicts are compared by their items.
-        code: the files that it may use; None if it brings its code along.
+        parts: everything that determines the stage except its code: JSON values, by names for messages, such as
+            ``image``. Those that are dicts are compared by their items.
+        code: the files that it may use; None if it includes its code.
     """
 
     parts: Mapping[str, Any]
@@ -38,7 +38,7 @@ class StageKey:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The key as hexadecimal digits, equal for stages that would do the same."""
+        """The key in hexadecimal digits, equal for stages with the same work."""
         return digest_of([dict(self.parts), None if self.code is None else self.code.digest])
 
     def differences(self, parts: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:

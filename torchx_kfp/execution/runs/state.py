@@ -1,8 +1,8 @@
 """The state of a run, computed from its events.
 
 The live view, the final table, ``RunResult``, ``runs``, ``logs``, ``cancel`` and the report all read a ``RunState``. It
-draws nothing and reads no clock: it knows the times of the events, and those that its reader passes. Events can come
-from the local runner, from a run's folder, or from a backend that is polled.
+draws nothing and reads no clock: times come from events and callers. Events can come from the local runner, from a
+run's folder, or from a backend that is polled.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class RunState:
         """Return the seconds for which a runner has worked on the run; the time before a retry on KFP does not count.
 
         Args:
-            now: the current time, in seconds since the epoch; without it, an unfinished run counts up to its last
+            now: the current time, in seconds since the epoch; by default, an unfinished run counts up to its last
                 event.
         """
         total = sum(session.duration for session in self.sessions)

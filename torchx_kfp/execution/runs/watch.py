@@ -61,7 +61,7 @@ class Watch:
         """Receive a stage's unfinished line, such as a progress bar, whenever it changes."""
 
     def on_warning(self, message: str) -> None:
-        """Receive a message about a problem with the run's record, such as a full disk. The default writes it."""
+        """Receive a message about a problem with the run's record, such as a full disk. By default, write it."""
         Terminal(sys.stderr).write_lines([message])
 
 
@@ -73,7 +73,7 @@ class Lines(Watch):
 
         Args:
             stream: the stream; stderr by default.
-            verbose: whether to write also the starts of stages, their inputs and their outputs.
+            verbose: whether to also write stage starts, inputs and outputs.
         """
         self._terminal = Terminal(stream or sys.stderr)
         self._verbose = verbose
@@ -118,7 +118,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
 
 
 class Terminal:
-    """A text stream that is written in whole lines. If it is closed meanwhile, the run continues without it."""
+    """A text stream that is written in whole lines. If it is closed, the run continues without it."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream

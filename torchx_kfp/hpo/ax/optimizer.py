@@ -29,7 +29,7 @@ def ask(
 
     Args:
         definition: the search's: see ``torchx_kfp.tracking.searches``.
-        told: the trials so far, in the order in which they were asked for.
+        told: the trials so far, in the order requested.
         state: the state returned for the previous round; None at first.
         number: the number of trials. Ax may return fewer, such as when the whole space was tried.
     """
@@ -122,7 +122,7 @@ def _metric(place: int) -> str:
 
 
 def _value(space: Mapping[str, Any], value: Any) -> Any:
-    """Return a parameter's value as it is passed on: short numbers have the same text on each engine."""
+    """Return a parameter's value with few digits: short numbers have the same text on each engine."""
     if _is_fixed(space):
         return space["values"][0]
     if "values" in space:

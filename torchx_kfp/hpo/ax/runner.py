@@ -146,13 +146,13 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
 
 @functools.cache
 def torchx_runner() -> Runner:
-    """Return TorchX's runner of this process: only that knows the local apps that it started."""
+    """Return this process's TorchX runner: only it knows the local apps that it started."""
     atexit.register(_close_runner)
     return get_runner()
 
 
 def _close_runner() -> None:
-    """End local apps before Python removes its modules: TorchX does it later, and prints an AttributeError."""
+    """Stop local apps before Python unloads modules: TorchX does so later, and prints an AttributeError."""
     torchx_runner().close()
     torchx_runner.cache_clear()
     gc.collect()

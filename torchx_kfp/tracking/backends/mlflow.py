@@ -1,7 +1,7 @@
 """A tracker for ``torchx.tracker`` on MLflow: results become metrics of MLflow's runs, metadata becomes parameters.
 
 It only writes, and only in the first process of a stage. MLflow gets copies of the records of ``current_run()`` and
-TorchX's ``AppRun``, in the same calls, after they are stored under the tracker base. After a server failed, it gets no
+TorchX's ``AppRun``, in the same calls, after they are stored under the tracker base. After a failure, a server gets no
 more records, and a warning is logged. Each execution has one run in MLflow, with the tag ``torchx.run_id``. All calls
 name the run, so an application that uses MLflow itself keeps its own active run.
 """
@@ -75,7 +75,7 @@ def _short_timeouts() -> Iterator[None]:
 
 
 def _copies(record: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a method that records something: its errors are only logged, because the record is already stored."""
+    """Decorate a recording method: its errors are only logged, because the record is already stored."""
 
     @functools.wraps(record)
     def call(self: MlflowTracker, run_id: str, /, *given: Any, **named: Any) -> None:
@@ -258,7 +258,7 @@ def create(config: str | None = None) -> MlflowTracker:
         config: MLflow's tracking URI, by default ``MLFLOW_TRACKING_URI``.
 
     Raises:
-        TrackerError: the URI is missing, so that MLflow would write into a folder of the container, or cannot be used.
+        TrackerError: the URI is unusable, or missing, so MLflow would write into the container.
     """
     uri = config or os.environ.get(_URI)
     if not uri:

@@ -90,7 +90,7 @@ class Containers:
 
         Args:
             plan: the attempt, whose folder is inside the run's folder.
-            files: secrets and config maps that the stage mounts as files: names and contents, by the folder's path.
+            files: secrets and config maps mounted as files: names and contents, by folder.
 
         Raises:
             ValueError: the stage needs something that containers lack.
@@ -137,10 +137,10 @@ class Containers:
             say: writes a line into its log.
 
         Yields:
-            What starts the container.
+            Starts the container when called.
 
         Raises:
-            AttemptError: it cannot be created, or the attempt was ended meanwhile.
+            AttemptError: it cannot be created, or the attempt was ended.
         """
         assert plan.container is not None
         with contextlib.ExitStack() as stack:
@@ -329,7 +329,7 @@ class ContainerStage(RunningStage):
         threading.Thread(target=self._send, args=(number,), daemon=True).start()
 
     def describe(self, code: int, last_line: str) -> str:
-        """Describe the end of a container with this exit code and this last line of its log."""
+        """Describe the end of a container, given its exit code and last line."""
         limited = f" (its limit is {self._limit / _MEGABYTE:.0f} MB)" if self._limit else ""
         if self._out_of_memory:
             return f"{describe_exit(code)}: it was out of memory{limited}"

@@ -33,7 +33,7 @@ _NVIDIA_DEVICE = "/dev/nvidiactl"
 
 
 class EngineError(Exception):
-    """The engine rejected a command. The message is the engine's own."""
+    """The engine rejected a command. The engine wrote the message."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Engine:
         return "" if is_socket or is_of_this_machine(address) else address
 
     def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return the engine's description of an image or a container; None if there is none with this name."""
+        """Return the engine's description of this image or container; None if it does not exist."""
         try:
             found = json.loads(ask(self.program, kind, "inspect", "--", name))
         except EngineError:
@@ -83,7 +83,7 @@ class Engine:
         return dict(found[0])
 
     def remove_all(self, run_id: str, mark: str) -> int:
-        """Remove every container of a run, and return their number; with an empty mark, of any folder."""
+        """Remove all containers of a run, in any folder if the mark is empty, and return their number."""
         labels = [f"{RUN_LABEL}={run_id}", *([f"{MARK_LABEL}={mark}"] if mark else [])]
         found = ask(self.program, "ps", "--all", "--quiet", *(f"--filter=label={label}" for label in labels)).split()
         self.remove(*found)
@@ -108,7 +108,7 @@ def ask(
         program: its path.
         words: its words.
         environ: its variables. Default: those of this process.
-        verify_wanted: raises an exception if the answer is no longer wanted; it replaces the time limit.
+        verify_wanted: raises an exception if the answer is no longer needed; replaces the time limit.
 
     Raises:
         EngineError: it failed, or does not answer.

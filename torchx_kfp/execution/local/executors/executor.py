@@ -42,7 +42,7 @@ _OWN = "torchx-kfp: "
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """The parts of a plan that only a container needs: its mounts, and settings of its pod."""
+    """The parts of a plan for containers only: mounts, and settings of the pod."""
 
     mounts: Sequence[Mount]
     #: Folders in memory: their paths in the container, and their sizes in bytes (None for no limit).
@@ -157,7 +157,7 @@ class AttemptPlan:
         )
 
     def _named_inputs(self) -> dict[str, Any]:
-        """Return the parameters that the pipeline names: a tracked stage has one more, with its own name."""
+        """Return the parameters without the input with a tracked stage's name."""
         inputs = parameters_of(self.inputs)
         if self.tracker_base is not None:
             name = decode_command(self.words).stage
@@ -212,7 +212,7 @@ class RunningStage(ABC):
         """Copy its output to the log until its end, and return its exit code, negative for a signal.
 
         Raises:
-            AttemptError: it could not be started after all, or was lost.
+            AttemptError: it did not start, or was lost.
         """
 
     def terminate(self, grace: float) -> None:
@@ -228,7 +228,7 @@ class RunningStage(ABC):
         """Send it a signal, and return at once."""
 
     def describe(self, code: int, last_line: str) -> str:
-        """Describe the end of an attempt with this exit code and this last line of its log."""
+        """Describe the end of an attempt, given its exit code and last line."""
         return describe_end(code, last_line, is_process=True)
 
 

@@ -115,7 +115,7 @@ def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
 
 
 def open_to_all(top: str) -> None:
-    """Let every user change a folder and its contents: an image's user may have any number."""
+    """Let every user change a folder and its contents: an image may run as any user."""
     for folder, _, names in os.walk(top):
         for place in (folder, *(os.path.join(folder, name) for name in names)):
             with contextlib.suppress(OSError):  # it is another user's, or a link that leads nowhere

@@ -1,11 +1,11 @@
-"""Run stages as processes: each leads its own session, and ends with all its descendants.
+"""Run stages as processes, each in its own session; all its descendants end with it.
 
 As in a container, the processes that a stage has started are killed when its first process has ended. They are found
 by two signs: the session; and, for a process that has left the session, the stage's mark in its environment.
 
 A process that has left the session and cleared its environment survives. If the runner itself is killed (SIGKILL), all
 processes survive until the run is canceled (``cancel``). The kernel could end them with the runner (PR_SET_PDEATHSIG),
-but it would end them as soon as the thread that started them has ended.
+but would do so when the thread that started them ends.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StageProcess(RunningStage):
             return self.process.wait()
 
     def terminate(self, grace: float) -> None:
-        """Ask all processes of the stage to end within ``grace`` seconds."""
+        """Ask all processes of the stage to stop within ``grace`` seconds."""
         self._stop_at = time.monotonic() + grace
         self.send(signal.SIGTERM)
 
@@ -222,7 +222,7 @@ def stage_environment(folder: Path, mark: str, environ: Mapping[str, str] = os.e
     """Return the environment variables that all stages of a run share.
 
     They are the runner's variables, except those that describe a stage (the runner itself may run in one). ``python``
-    and ``python3`` are the running interpreter. Python does not buffer output, so that it is seen while a stage runs.
+    and ``python3`` are the running interpreter. Python's output is unbuffered, to be visible while a stage runs.
 
     Args:
         folder: the run's folder. Scripts named ``python`` and ``python3`` are put there unless the interpreter's own
