@@ -23,10 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kubernetes import controllers
 from tests.kubernetes.api import Api
 from tests.kubernetes.certificates import Authority, write_key_pair
-from tests.kubernetes.jobset import controller as jobset
-from tests.kubernetes.trainer import controller as trainer
 from tests.kubernetes.waiting import until_it_answers
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -80,10 +79,10 @@ def find_programs() -> Path | str:
 
 def find_controllers(programs: Path) -> Sequence[Path]:
     """Return the controllers of JobSet and Trainer, if they are built: control planes of others come without them."""
-    names = ("jobset", trainer.NAME)
     for folder in (programs, BUILT):
-        if all((folder / name).exists() for name in names):
-            return [folder / name for name in names]
+        found = [folder / controllers.JOBSET, folder / controllers.TRAINER]
+        if all(each.exists() for each in found):
+            return found
     return []
 
 
@@ -251,13 +250,13 @@ def _start_programs(processes: Processes, data: Path) -> str:
         concurrent_gc_syncs=4,
         profiling=False,
     )
-    controllers = [*zip((jobset, trainer), find_controllers(processes.programs), strict=False)]
-    for (module, program), port in zip(controllers, ports[4:], strict=False):
-        module.start(processes, api, program, port)
+    programs = find_controllers(processes.programs)
+    for program, port in zip(programs, ports[4:], strict=False):
+        controllers.start(processes, api, program, port)
     # The controllers run once the namespace `default` has its service account.
     _wait(processes, api, "/api/v1/namespaces/default/serviceaccounts/default")
-    for module, _ in controllers:
-        module.wait(processes, api, PATIENCE)
+    for program in programs:
+        controllers.wait(processes, api, program, PATIENCE)
     return url
 
 

@@ -20,9 +20,9 @@ from typing import Any
 from torchx.specs import AppDef, Role
 
 from tests.kubernetes.control_plane import ControlPlane, find_programs, shared
-from tests.kubernetes.faults import FaultyServer, Request
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.namespaces import new_namespace
+from tests.kubernetes.passing import PassingServer, Request
 from tests.kubernetes.pods import path_of_programs
 from tests.kubernetes.stages import RUN, Attempt, Stage, give_rights
 from tests.kubernetes.waiting import until
@@ -68,12 +68,11 @@ def record(cluster: ControlPlane, engine: str, case: str) -> Recording:
         stage = Stage(namespace, kubelet, folder, app_of(case, go), engine=engine, config=CONFIG)
         stage.account = "launcher"
 
-        def start(server: FaultyServer) -> Attempt:
-            port = server.url.rpartition(":")[2]
-            stage.environ = {"PATH": f"{shims}:{path_of_programs()}", "KUBERNETES_SERVICE_PORT": port}
+        def start(server: PassingServer) -> Attempt:
+            stage.environ = {"PATH": f"{shims}:{path_of_programs()}", "KUBERNETES_SERVICE_PORT": server.port}
             return stage.start()
 
-        with FaultyServer(cluster, keep=True) as server:
+        with PassingServer(cluster) as server:
             attempt = start(server)
             if case in ("adopted", "terminated"):
                 attempt.says("trainer/0 | waits")
@@ -88,7 +87,7 @@ def record(cluster: ControlPlane, engine: str, case: str) -> Recording:
                 kubelet.terminate(attempt.name)
             code = attempt.ended()
         if case == "adopted":
-            with FaultyServer(cluster, keep=True) as server:
+            with PassingServer(cluster) as server:
                 attempt = start(server)
                 attempt.says("of an earlier attempt")
                 attempt.says("trainer/0 | waits")

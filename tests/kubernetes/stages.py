@@ -12,7 +12,6 @@ from torchx.specs import AppDef
 from tests.contract.carried.behaviours import CompiledStage, outputs, python
 from tests.kubernetes.api import Object
 from tests.kubernetes.kubelet import Kubelet
-from tests.kubernetes.manifests import container
 from tests.kubernetes.namespaces import PIPELINE_RUNNER, Namespace
 from tests.kubernetes.waiting import until
 from torchx_kfp.entrypoints.cli import cli
@@ -145,8 +144,12 @@ class Stage:
         if self.config is not None:
             argv = [word if not word.startswith('{"inputs": {"param') else self._configured(word) for word in argv]
         fields = {**self._compiled.fields, "KFP_POD_NAME": "metadata.name", "KFP_POD_UID": "metadata.uid"}
-        env: dict[str, Any] = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
-        main = container(*(word.replace("$", "$$") for word in argv), env={**env, **self.environ})
+        env: list[Object] = [
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
+        ]
+        env += [{"name": name, "value": value} for name, value in self.environ.items()]
+        command = [word.replace("$", "$$") for word in argv]
+        main = {"name": "main", "image": "any", "command": command, "env": env}
         self.namespace.create(
             {
                 "apiVersion": "v1",

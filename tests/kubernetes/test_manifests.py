@@ -10,8 +10,8 @@ import yaml
 
 from tests.authoring.engines.goldens import NAMES, golden_file
 from tests.kubernetes.api import ApiError
+from tests.kubernetes.controllers import runtime
 from tests.kubernetes.namespaces import Namespace
-from tests.kubernetes.trainer.controller import runtime
 from tests.kubernetes.waiting import until_it_answers
 from torchx_kfp.contract.carried import cluster_api, cluster_stage
 

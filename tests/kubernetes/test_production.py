@@ -11,7 +11,6 @@ from torchx.specs import BindMount, Resource, RetryPolicy
 from components.ddp import component as ddp
 from tests.contract.carried.behaviours import python
 from tests.kubernetes.kubelet import Kubelet
-from tests.kubernetes.manifests import secret
 from tests.kubernetes.namespaces import Namespace
 from tests.kubernetes.stages import COLLECTIONS, Stage, grant, replicas, waiting
 from tests.kubernetes.waiting import until
@@ -46,7 +45,9 @@ def delete_pod(namespace: Namespace, name: str) -> None:
 
 
 def test_secrets_resources_and_settings_of_the_task(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    namespace.create(secret("s3", key="hidden"))
+    namespace.create(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": {"key": "hidden"}}
+    )
     config = {
         "affinity": None,
         "env": [

@@ -10,14 +10,14 @@ from torchx.specs import AppDef, BindMount, Resource, Role
 
 from tests.contract.carried.behaviours import FAIL, TRAIN, python
 from tests.kubernetes.api import Object
+from tests.kubernetes.controllers import runtime
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.namespaces import Namespace
 from tests.kubernetes.stages import COLLECTIONS, Stage, grant, replicas
-from tests.kubernetes.trainer.controller import runtime
 from tests.kubernetes.waiting import until
 from torchx_kfp.authoring.engines import TrainJob
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("controllers")]
+pytestmark = pytest.mark.usefixtures("controllers")
 
 #: Prints the variables that torchrun reads.
 PET = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import struct
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -72,9 +71,3 @@ class TlsServer(ThreadingHTTPServer):
         # A client that has gone is not an error.
         if not isinstance(sys.exc_info()[1], (OSError, ValueError)):
             super().handle_error(request, client_address)
-
-
-def reset(connection: socket.socket) -> None:
-    """Close a connection so that its other end gets an error instead of an end."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()

@@ -1,7 +1,7 @@
 """The carried launcher, its object, and those of other attempts: only its own, or an earlier one's, is deleted.
 
 Each row is a course of requests, with the answers of a recording or others. ``!`` stands for SIGTERM, which comes
-before the request is answered. On a real control plane, ``tests.kubernetes`` draws such courses by lot.
+before the request is answered. `tests.kubernetes.test_deaths` has a real control plane.
 """
 
 from __future__ import annotations

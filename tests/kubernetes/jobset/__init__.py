@@ -1,1 +1,0 @@
-"""JobSet's real controller: the module that it is built from, and its start."""
