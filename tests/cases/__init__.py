@@ -1,7 +1,7 @@
 """Pipelines, each with its expected end: what a compiled pipeline can express, and what stages promise.
 
 A module is a family. ``case`` adds a pipeline; ``load_cases`` finds those of a family. Each place runs the same cases:
-this machine in ``test_here``, a KFP host in ``tests/conformance``, and KFP's Docker runner in ``tests/containers``.
+this machine in ``test_here``, and a KFP host in ``tests/conformance``.
 """
 
 # The families do not have postponed annotations, since kfp reads annotations as types.
@@ -49,7 +49,6 @@ class Case:
         missing: what it needs that a cluster may not have.
         packages: packages that its image needs.
         varying: results that differ from run to run, such as times and places.
-        containers: whether KFP's Docker runner runs it as well.
     """
 
     name: str
@@ -69,7 +68,6 @@ class Case:
     missing: str = ""
     packages: tuple[str, ...] = ()
     varying: Set[str] = frozenset()
-    containers: bool = False
 
     @cached_property
     def pipeline(self) -> Any:

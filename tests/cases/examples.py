@@ -26,7 +26,7 @@ def example(name: str, variant: str = "", **expected: Any) -> Callable[[Callable
     return decorate
 
 
-@example("digits", packages=("sklearn", "torchx"), varying=VARYING, containers=True)
+@example("digits", packages=("sklearn", "torchx"), varying=VARYING)
 def _digits(result: Any) -> None:
     found = {stage.name: stage.results for stage in result.stages if stage.results}
     trials = [found.pop(f"trials/train[{index}]") for index in range(4)]
@@ -99,8 +99,8 @@ def _functions(result: Any) -> None:
 TEXT = "-n '\"`id` $(id) $$HOME \\n %s {{x}} ${HOME}\n\tGrüße ☃"
 
 
-@example("hello", missing="a volume at the tracker base", containers=True)
-@example("hello", "hostile", arguments={"message": TEXT}, missing="a volume at the tracker base", containers=True)
+@example("hello", missing="a volume at the tracker base")
+@example("hello", "hostile", arguments={"message": TEXT}, missing="a volume at the tracker base")
 def _hello(result: Any) -> None:
     first, second = result["first"], result["second"]
     assert first.results == {"bytes": len(first.log_file.read_bytes())}

@@ -89,7 +89,6 @@ def metrics_are_numbers_and_files_are_copied(result: Any) -> None:
     },
     results={"use": argv("--accuracy=0.925", "s3://models/0.125", "3")},
     check=metrics_are_numbers_and_files_are_copied,
-    containers=True,
 )
 def as_outputs_of_every_type(tracker_base: str, rate: float = 0.125, workspace: str = "") -> Outputs:
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
@@ -103,7 +102,7 @@ def as_outputs_of_every_type(tracker_base: str, rate: float = 0.125, workspace: 
     return Outputs(**{name: trained.outputs[name] for name in Outputs._fields})
 
 
-@case(outputs={"Output": [0.925, 1.05, 1.3]}, containers=True)
+@case(outputs={"Output": [0.925, 1.05, 1.3]})
 def of_a_loop(tracker_base: str, workspace: str = "") -> List[float]:
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
     with dsl.ParallelFor([0.125, 0.25, 0.5]) as rate:
@@ -117,7 +116,7 @@ printf '{"lines": %d}' "$1" >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
 """
 
 
-@case(stages={"publish-count": {"lines": 4}}, missing="a folder as the tracker base", containers=True)
+@case(stages={"publish-count": {"lines": 4}}, missing="a folder as the tracker base")
 def of_a_shell_are_published_by_another_stage(tracker_base: str):
     counted = Stages(tracker_base=tracker_base).task(shell("count", WRITE, "4"))
     publish_results(counted, {"lines": int}, image="python:3.11")
@@ -257,7 +256,6 @@ def second_attempt(result: Any) -> None:
     results={"train": {"w": 2.5}, "plain": {"w": 2.5}},
     stages={"train": {"w": 2.5}},
     check=second_attempt,
-    containers=True,
 )
 def of_the_last_attempt(tracker_base: str, workspace: str = ""):
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
@@ -302,7 +300,7 @@ if os.environ["TORCHX_REPLICA_ID"] == "0":
 """
 
 
-@case(stages={"replica": {"replicas": 2}}, containers=True)
+@case(stages={"replica": {"replicas": 2}})
 def of_two_replicas(tracker_base: str, workspace: str = ""):
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
     stages.task(python("replica", REPLICA, num_replicas=2), engine="job", results={"replicas": int})

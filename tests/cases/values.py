@@ -42,7 +42,7 @@ printf '{"words": "%s"}' "$hex" >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
 """
 
 
-@case(results={"words": argv(*WORDS)}, containers=True)
+@case(results={"words": argv(*WORDS)})
 def constants_that_argo_or_a_shell_would_change(tracker_base: str, workspace: str = ""):
     Stages(tracker_base=tracker_base, workspace=workspace).task(echo("words", *WORDS))
 
@@ -50,7 +50,6 @@ def constants_that_argo_or_a_shell_would_change(tracker_base: str, workspace: st
 @case(
     results={"words": {"words": "".join(f"{word.encode().hex()}," for word in (*HOSTILE, *PLAIN))}},
     missing="a folder as the tracker base",
-    containers=True,
 )
 def constants_in_an_image_with_a_shell(tracker_base: str):
     Stages(tracker_base=tracker_base).task(shell("words", HEX, *HOSTILE, *PLAIN))

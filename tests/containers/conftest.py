@@ -24,7 +24,6 @@ from tests.containers.images import (
     host_changes,
     host_root,
 )
-from tests.containers.runner import KfpDockerRunner
 from tests.skipped import missing
 
 
@@ -63,18 +62,6 @@ def docker_client() -> Iterator[docker.DockerClient]:
         missing("docker", str(error))
     finally:
         client.close()
-
-
-@pytest.fixture
-def kfp_docker_runner(docker_client: docker.DockerClient, tmp_path: Path) -> Iterator[KfpDockerRunner]:
-    """KFP's local runner, with ``BUSYBOX_IMAGE`` and ``HOST_IMAGE`` in its engine.
-
-    Only one test at a time uses it, among all processes that run tests, because they use the same image names.
-    """
-    root = tmp_path / "pipeline-root"
-    root.mkdir()
-    with _alone(docker_client):
-        yield KfpDockerRunner(docker_client, root)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Distributed stages in containers: all replicas in one. ``test_pipelines_in_containers`` has KFP's own runner."""
+"""Distributed stages in containers: all replicas in one."""
 
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
