@@ -3,7 +3,6 @@
 # No postponed annotations: kfp reads annotations as types.
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from kfp import dsl
@@ -130,54 +129,3 @@ def made(result: RunResult) -> dict[str, Any]:
         files = {name: Path(artifact.path).read_text() for name, artifact in one.artifacts.items()}
         found[one.name] = {**one.outputs, **files}
     return found
-
-
-class RandomPipeline:
-    """A random pipeline of named nodes: stages, files, loops, conditions, and nested pipelines."""
-
-    def __init__(self, chance: Random) -> None:
-        self.kinds: dict[str, str] = {}
-        self.reads: dict[str, str] = {}
-        for number in range(chance.randint(4, 7)):
-            name = f"n{number}"
-            kinds = ["stage", "stage", "file", "loop", "if", "nested"]
-            self.kinds[name] = chance.choice(kinds)
-            # What an earlier node has made, or an argument.
-            self.reads[name] = chance.choice([*list(self.kinds)[:-1], "", ""]) if number else ""
-
-    def below(self, names: set[str]) -> set[str]:
-        """Return these nodes and all that read them."""
-        found = set(names)
-        for name, read in self.reads.items():
-            if read in found:
-                found.add(name)
-        return found
-
-    def build(self, versions: dict[str, str]) -> Any:
-        """Return the pipeline; ``versions`` has the tags of nodes that differ from their names."""
-
-        @dsl.pipeline(name="random")
-        def pipeline(folder: str, text: str = "t"):
-            outputs: dict[str, Any] = {"": text}
-            for name, kind in self.kinds.items():
-                tag, given = versions.get(name, name), outputs[self.reads[name]]
-                common = {"tag": tag, "folder": folder}
-                if kind == "stage":
-                    outputs[name] = stage(text=given, **common).set_display_name(name).output
-                elif kind == "file":
-                    file = save(text=given, **common)
-                    outputs[name] = load(tag=f"{tag}r", folder=folder, data=file.outputs["data"]).output
-                elif kind == "loop":
-                    with dsl.ParallelFor(["1", "2"]):
-                        each = stage(text=given, **common)
-                    outputs[name] = joined(tag=f"{tag}r", folder=folder, texts=dsl.Collected(each.output)).output
-                elif kind == "if":
-                    with dsl.If(given != "never"):
-                        yes = stage(text=given, **common)
-                    with dsl.Else():
-                        no = stage(text="no", **common)
-                    outputs[name] = stage(text=dsl.OneOf(yes.output, no.output), tag=f"{tag}r", folder=folder).output
-                else:
-                    outputs[name] = inner(tag=tag, text=given, folder=folder).output
-
-        return pipeline

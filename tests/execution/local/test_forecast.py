@@ -1,15 +1,13 @@
 """What a dry run says is what the run does."""
 
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.noting import RandomPipeline, Runs
-from tests.execution.local.test_stale_code import states, write
+from tests.execution.local.test_stale_code import write
 from torchx_kfp import Stages
 from torchx_kfp.execution.local.runner import dry_run
 from torchx_kfp.execution.pipeline.load import load_pipeline
@@ -97,24 +95,3 @@ def test_what_is_gone_runs(project: Path) -> None:
     done = run(trials, {"tracker_base": "results"}, output_dir="runs", watch=Watch())
     (done.folder / "prepare_1" / "log.txt").unlink()
     assert said(trials)["prepare"] == f"runs: its outputs in {done.run_id} are gone or changed"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_what_is_said_to_be_cached_is(seed: int, tmp_path: Path) -> None:
-    runs = Runs(tmp_path)
-    chance = Random(seed)
-    pipeline = RandomPipeline(chance)
-    names = [*pipeline.kinds]
-    runs.fail(*chance.sample(names, 2))
-    runs.run(pipeline.build({}))
-    runs.mend()
-    now = pipeline.build({name: f"{name}v" for name in chance.sample(names, 2)})
-    prepared = prepare(load_pipeline(now), {"folder": str(runs.folder)}, directory=".")
-    plan = dict(dry_run(prepared, output_dir=runs.folder / "runs"))
-    found = states(runs.run(now))
-    for name, what in plan.items():
-        if what.startswith("cached"):
-            assert found[name] == "cached", name
-        elif what.startswith("runs: ") and "it reads" not in what:  # what it reads may be made again as it was
-            assert found[name] == "succeeded", (name, what)
-    assert plan.keys() >= {name for name in found if "[" not in name}
