@@ -228,24 +228,43 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
     assert {stage.exit_code for stage in result.stages} == {0}
 
 
-def test_retries_come_to_an_end_and_wait_longer_up_to_a_maximum(execute_failing):
+def test_retries_come_to_an_end_and_wait_longer_and_longer(execute_failing):
     @dsl.pipeline
     def pipeline():
-        shell(script="exit 7").set_retry(4, backoff_duration="1s", backoff_factor=1.5, backoff_max_duration="2s")
-        # Its third delay would be too large for a float.
-        python(code="1/0").set_retry(3, backoff_duration="1s", backoff_factor=1e300, backoff_max_duration="1s")
+        shell(script="exit 7").set_retry(3, backoff_duration="1s", backoff_factor=1.5)
+        # Its second delay would be too long, and the third one too large for a float.
+        python(code="1/0").set_retry(3, backoff_duration="1s", backoff_factor=1e300)
 
     events = []
     started = time.monotonic()
     result = execute_failing(pipeline, watch=Heard(on_event=events.append))
-    assert time.monotonic() - started >= 6.5
+    assert time.monotonic() - started >= 4.75
     delays = {name: [event.delay for event in events if isinstance(event, StageRetried) and event.name == name]
               for name in ("shell", "python")}  # fmt: skip
-    assert delays == {"shell": [1.0, 1.5, 2.0, 2.0], "python": [1.0, 1.0, 1.0]}
+    assert delays == {"shell": [1.0, 1.5, 2.25], "python": [1.0]}
     starts = [event.attempt for event in events if isinstance(event, StageStarted) and event.name == "shell"]
-    assert starts == [1, 2, 3, 4, 5]
-    with pytest.raises(StageFailedError, match=says("exit code 7", "5 attempts", "4 attempts", "2 of 2 stages")):
+    assert starts == [1, 2, 3, 4]
+    with pytest.raises(StageFailedError, match=says("exit code 7", "4 attempts", "2 attempts", "2 of 2 stages")):
         result.raise_for_failure()
+
+
+def test_no_retry_begins_after_the_longest_time(execute_failing):
+    """As with Argo, it counts from the first start."""
+
+    @dsl.pipeline
+    def inner():
+        shell(script="exit 3")
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script="sleep 1.1; exit 7").set_retry(4, backoff_max_duration="1s")
+        shell(script="exit 7").set_retry(4, backoff_duration="9s", backoff_max_duration="8s")
+        inner().set_retry(1, backoff_duration="9s", backoff_max_duration="8s")
+
+    result = execute_failing(pipeline)
+    assert {stage.attempts for stage in result.stages} == {1}
+    late = "ended with exit code 7; no retry begins {} s after the first start (backoff_max_duration)"
+    assert [result[name].reason for name in ("shell", "shell-2")] == [late.format(seconds) for seconds in (1, 8)]
 
 
 def alive(pid: int) -> bool:

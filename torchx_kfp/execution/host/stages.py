@@ -391,7 +391,7 @@ class StageReader:
             if index + 1 < len(pods):
                 delay = max(0.0, self._time(pods[index + 1].start, end) - end)
             elif task.retry is not None and index < task.retry.count and not is_over:
-                delay = task.retry.delay(index + 1)
+                delay = task.retry.delay(index + 1) or 0.0
             else:
                 continue
             retried = StageRetried(name, number, clean(exit_of(pod)[1]), delay, time=end)

@@ -6,6 +6,7 @@ The root, a nested pipeline, a branch of ``dsl.If`` and an iteration of a loop a
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
@@ -22,7 +23,6 @@ from torchx_kfp.execution.pipeline.spec import (
     FromTask,
     Importer,
     Pipeline,
-    Retry,
     Task,
 )
 from torchx_kfp.execution.pipeline.walk import StageNames
@@ -52,18 +52,19 @@ class TaskRun:
         #: such outputs.
         self.missing: Mapping[str, str] = {}
         self.loop: LoopProgress | None = None
-        #: For a stage, when its first attempt started, on the monotonic clock and on the wall clock, and its replicas.
+        #: When its first attempt started, on the monotonic clock.
         self.started = 0.0
+        #: For a stage, the same on the wall clock, and its replicas.
         self.started_at: float | None = None
         self.replicas: int | None = None
         #: The stage's key in the cache, if it has one.
         self.key: StageKey | None = None
 
     @property
-    def retry_left(self) -> Retry | None:
-        """The task's retry policy, if it allows another attempt."""
+    def retry_delay(self) -> float | None:
+        """The seconds before another attempt; None if the task's retry policy does not allow one now."""
         retry = self.task.retry
-        return retry if retry is not None and self.tries <= retry.count else None
+        return None if retry is None else retry.delay(self.tries, time.monotonic() - self.started)
 
     def constants(self, run_id: str) -> dict[str, str]:
         """Return the placeholders that differ between tasks. KFP's uuid is the surrounding DAG's."""

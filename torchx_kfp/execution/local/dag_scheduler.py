@@ -298,6 +298,7 @@ class Scheduler:
 
     def _enter(self, run: TaskRun) -> None:
         """Start a nested pipeline or a branch."""
+        run.started = run.started or time.monotonic()
         run.tries += 1
         self._open(DagRun(self._pipeline, run.component, run.inputs, run.dag.names.inside(run.task), run))
 
@@ -353,8 +354,7 @@ class Scheduler:
             run.failed += dag.failures()
             run.loop.outputs[dag.index] = dag.outputs()
             self._continue_loop(run)
-        elif dag.failed and not self._stopped and (retry := run.retry_left) is not None:
-            delay = retry.delay(run.tries)
+        elif dag.failed and not self._stopped and (delay := run.retry_delay) is not None:
             self._listener(PipelineRetried(run.name, run.tries, reasons.failed_in(dag.failures()), delay))
             self._retrying[run] = None
             self._agenda.add(lambda: self._try_again(run), delay)
@@ -512,14 +512,17 @@ class Scheduler:
             replicas=run.replicas,
             code="" if run.key is None or run.key.code is None else str(run.key.code),
         )
-        if result.reason and (retry := run.retry_left) is not None and not self._stop_of(run) and not clash:
-            delay = retry.delay(run.tries)
+        may_retry = result.reason and not self._stop_of(run) and not clash
+        if may_retry and (delay := run.retry_delay) is not None:
             self._results[run.name] = result
             self._index(run.name)
             self._listener(StageRetried(run.name, result.attempts, clean(result.reason), delay))
             self._retrying[run] = None
             self._agenda.add(lambda: self._try_again(run), delay)
             return
+        if may_retry and (retry := run.task.retry) is not None and run.tries <= retry.count:
+            late = f"; no retry begins {retry.backoff_max:g} s after the first start (backoff_max_duration)"
+            result = dataclasses.replace(result, reason=f"{result.reason}{late}")
         self._end_stage(run, result)
         if self._cache is not None:
             written = [*itertools.chain(*running.attempt.written.values())]
@@ -629,4 +632,4 @@ def _may_be_retried(dag: DagRun) -> bool:
     run = dag.owner
     if run is None:
         return False
-    return (run.loop is None and run.retry_left is not None) or _may_be_retried(run.dag)
+    return (run.loop is None and run.retry_delay is not None) or _may_be_retried(run.dag)

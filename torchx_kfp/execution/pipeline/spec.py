@@ -98,19 +98,23 @@ class Loop:
 
 @dataclass(frozen=True)
 class Retry:
-    """The retry policy of a task: the number of retries, and the seconds between them."""
+    """The retry policy of a task: the number of retries, the seconds between them, and those in which they begin."""
 
     count: int
     backoff: float = 0.0
     factor: float = 2.0
     backoff_max: float = 3600.0
 
-    def delay(self, retry: int) -> float:
-        """Return the seconds before retry number ``retry``, counted from 1."""
+    def delay(self, retry: int, passed: float = 0.0) -> float | None:
+        """Return the seconds before retry number ``retry``, counted from 1; None if there is no such retry.
+
+        As with Argo, a retry begins at most ``backoff_max`` seconds after the first attempt: ``passed`` are over.
+        """
         try:
-            return min(self.backoff * self.factor ** (retry - 1), self.backoff_max)
+            delay = self.backoff * self.factor ** (retry - 1)
         except OverflowError:
-            return self.backoff_max
+            return None
+        return delay if retry <= self.count and passed + delay <= self.backoff_max else None
 
 
 @dataclass(frozen=True)
