@@ -31,12 +31,6 @@ class AppDefError(TorchxKfpError, ValueError):
     """An AppDef, function, option, channel or search cannot be translated completely."""
 
 
-class WorkspaceError(TorchxKfpError, ValueError):
-    """A folder cannot be packed for a run, or its archive cannot be used."""
-
-    exit_code = 2
-
-
 class UnknownNameError(TorchxKfpError, KeyError):
     """No stage, result, output, alias or metric has this name. The message lists the existing names."""
 
@@ -111,30 +105,20 @@ class HostRefusedError(HostError, ValueError):
     exit_code = 2
 
 
-class UnsupportedPipelineError(TorchxKfpError, ValueError):
-    """The pipeline uses something that cannot run locally."""
-
-    exit_code = 2
-
-
-class PipelineFileError(TorchxKfpError, ValueError):
-    """The file is not a compiled pipeline."""
+class PipelineError(TorchxKfpError, ValueError):
+    """The pipeline cannot be read, or cannot run locally or on KFP."""
 
     exit_code = 2
 
 
 class ArgumentError(TorchxKfpError, ValueError):
-    """The arguments do not fit the pipeline's parameters."""
+    """An argument, or a file or folder that it names, cannot be used."""
 
     exit_code = 2
 
 
 class UnknownRunError(ArgumentError, LookupError):
     """No run has this name, or several match it."""
-
-
-class ContainerEngineError(TorchxKfpError):
-    """Stages need containers, but no container engine answers."""
 
 
 class StageFailedError(TorchxKfpError):

@@ -9,7 +9,7 @@ import pytest
 from tests.cases import FAMILIES, load_cases
 from tests.cases.recorded import CASES as RECORDED
 from tests.cases.recorded import differences
-from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.errors import PipelineError
 from torchx_kfp.local import Lines, run
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_case(case):
     if "tracker_base" in inspect.signature(case.function).parameters:
         arguments["tracker_base"] = str(Path("results").absolute())
     if case.refused:
-        with pytest.raises(UnsupportedPipelineError, match=case.refused):
+        with pytest.raises(PipelineError, match=case.refused):
             run(case.pipeline, arguments)
         # Pipelines that the backend can run are not rejected.
         assert case.name not in RECORDED or RECORDED[case.name]["state"] in ("failed", "refused")

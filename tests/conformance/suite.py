@@ -26,7 +26,7 @@ from tests.cases import Case
 from tests.conformance.pipelines import packages
 from tests.conformance.place import RUN, Place
 from torchx_kfp import local
-from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.errors import PipelineError
 from torchx_kfp.execution.host.connection import Connection, make_client
 from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.host.submission import version_of
@@ -288,7 +288,7 @@ class Suite:
     def _refused(self, case: Case, pipeline: Pipeline) -> Verdict:
         found = []
         for place, start in (("there", self.submit), ("here", self.run)):
-            with contextlib.suppress(UnsupportedPipelineError):
+            with contextlib.suppress(PipelineError):
                 start(pipeline, case.arguments, case.name)
                 found.append(f"it is not refused {place}")
         return Verdict("", "refused", "refused", found)

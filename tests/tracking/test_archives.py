@@ -20,7 +20,7 @@ from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp.common.credentials import credentials_matcher
 from torchx_kfp.common.safe_files import open_regular
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file, workspace_words
-from torchx_kfp.errors import WorkspaceError
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.tracking.workspaces import list_workspace, pack_workspace
 
 
@@ -96,7 +96,7 @@ def test_git_decides_if_the_folder_is_in_a_repository(tmp_path: Path) -> None:
     assert names(tmp_path) == [".gitignore", "a.log", "lib/__init__.py", "lib/größe 工.py", "sub/new.py", "train.py"]
     assert names(tmp_path / "sub") == ["new.py"]
     (tmp_path / ".git/HEAD").unlink()  # what git ignores must not travel where git is of no help
-    with pytest.raises(WorkspaceError, match=says(f"in the repository '{tmp_path}'", "git -C", ".torchxignore")):
+    with pytest.raises(ArgumentError, match=says(f"in the repository '{tmp_path}'", "git -C", ".torchxignore")):
         list_workspace(tmp_path / "sub")
 
 
@@ -128,12 +128,12 @@ def test_an_ignore_file_decides_before_git(tmp_path: Path) -> None:
     (tmp_path / ".torchxignore").write_bytes(b"\xef\xbb\xbf*.sh\r\nlib/\r\n.*\r\n")  # of an editor on Windows
     assert names(tmp_path) == ["train.py"]
     (tmp_path / ".torchxignore").write_text("*.sh\n!\n")
-    with pytest.raises(WorkspaceError, match=says(".torchxignore", "'!'")):
+    with pytest.raises(ArgumentError, match=says(".torchxignore", "'!'")):
         list_workspace(tmp_path)
     for make_special, kind in ((os.mkfifo, "FIFO"), (lambda it: it.symlink_to("/dev/zero"), "device")):
         (tmp_path / ".torchxignore").unlink()
         make_special(tmp_path / ".torchxignore")
-        with pytest.raises(WorkspaceError, match=says(".torchxignore", "cannot be read", kind)):
+        with pytest.raises(ArgumentError, match=says(".torchxignore", "cannot be read", kind)):
             list_workspace(tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_more_than_can_be_followed_is_refused(tmp_path: Path, what: str) -> None
         folder.mkdir()
     for number in range(2000 if what == "links" else 0):
         (tmp_path / str(number)).symlink_to(str(number + 1))
-    with pytest.raises(WorkspaceError, match=says(what, ".torchxignore")):
+    with pytest.raises(ArgumentError, match=says(what, ".torchxignore")):
         list_workspace(tmp_path)
     subprocess.run(["rm", "-rf", tmp_path], check=True)  # pytest could not
     tmp_path.mkdir()
@@ -154,10 +154,10 @@ def test_more_than_can_be_followed_is_refused(tmp_path: Path, what: str) -> None
 
 def test_files_that_look_like_credentials_are_named(tmp_path: Path) -> None:
     make(tmp_path, {"train.py": "", ".env": "KEY=1", "deploy/id_rsa": "", "deploy/tls.pem": ""})
-    with pytest.raises(WorkspaceError, match=says(".env", "deploy/id_rsa", "deploy/tls.pem", ".torchxignore", "!.env")):
+    with pytest.raises(ArgumentError, match=says(".env", "deploy/id_rsa", "deploy/tls.pem", ".torchxignore", "!.env")):
         list_workspace(tmp_path)
     make(tmp_path, {".torchxignore": "*\n!*\n!deploy/**\n"})  # which names none of them
-    with pytest.raises(WorkspaceError, match=says("3 files", ".env", "deploy/id_rsa", "on purpose")):
+    with pytest.raises(ArgumentError, match=says("3 files", ".env", "deploy/id_rsa", "on purpose")):
         list_workspace(tmp_path)
     make(tmp_path, {".torchxignore": "!*\ndeploy/\n!.env\n"})
     assert names(tmp_path) == [".env", ".torchxignore", "train.py"]
@@ -216,7 +216,7 @@ def test_a_line_that_sends_credentials_names_them(tmp_path: Path, lines: str, tr
     if not refused:
         assert names(tmp_path) == sorted([*secrets, ".torchxignore", "train.py"])
         return
-    with pytest.raises(WorkspaceError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         list_workspace(tmp_path)
     assert [name for name in sorted(secrets) if repr(name) in str(caught.value)] == refused
 
@@ -231,13 +231,13 @@ def test_links_stay_links_if_they_stay_inside(tmp_path: Path) -> None:
     for target in ("../outside", "/etc/passwd", "top/..", "../code/a/train.py"):
         (tmp_path / "code/bad").unlink(missing_ok=True)
         (tmp_path / "code/bad").symlink_to(target)
-        with pytest.raises(WorkspaceError, match=says("bad", target, "outside", ".torchxignore")):
+        with pytest.raises(ArgumentError, match=says("bad", target, "outside", ".torchxignore")):
             list_workspace(tmp_path / "code")
 
 
 def test_only_files_with_names_of_text_in_a_folder_travel(tmp_path: Path) -> None:
     def refused(folder: object, *facts: str) -> None:
-        with pytest.raises(WorkspaceError, match=says(*facts)):
+        with pytest.raises(ArgumentError, match=says(*facts)):
             list_workspace(folder)
 
     os.mkfifo(tmp_path / "pipe")
@@ -272,7 +272,7 @@ def test_a_file_that_changes_while_it_is_packed(tmp_path: Path, change: str, mon
             path.symlink_to("/etc/passwd")
     else:
         path.write_text("123456" if change == "longer" else "1234")
-    with pytest.raises(WorkspaceError, match=says("a.py")):
+    with pytest.raises(ArgumentError, match=says("a.py")):
         pack_workspace(entries)
 
 

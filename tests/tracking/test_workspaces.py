@@ -10,7 +10,7 @@ import pytest
 
 from tests.facts import says
 from tests.tracking.stages import started
-from torchx_kfp.errors import WorkspaceError
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, pack_folders
 
 #: Packs the folder, tells so, waits for its turn, and stores it.
@@ -64,5 +64,5 @@ def test_submits_at_once_store_one_archive(tmp_path: Path, code: Path, there: st
 
 def test_a_workspace_without_files(tmp_path: Path, code: Path) -> None:
     (code / ".torchxignore").write_text("*\n")
-    with pytest.raises(WorkspaceError, match=says(str(code), "no files", ".torchxignore")):
+    with pytest.raises(ArgumentError, match=says(str(code), "no files", ".torchxignore")):
         pack_folders(RecordTracker(str(tmp_path), patience=SHORT_PATIENCE).store, {str(code): ""})

@@ -19,7 +19,6 @@ from torchx_kfp.common.extras import require
 from torchx_kfp.common.text import printable, shorten, shown, without_passwords
 from torchx_kfp.errors import (
     ArgumentError,
-    ContainerEngineError,
     HostCredentialsError,
     HostError,
     HostNotFoundError,
@@ -130,7 +129,7 @@ def _container_engine(look: CheckUp) -> str:
 
     try:
         engine = find_engine()
-    except ContainerEngineError:
+    except TorchxKfpError:
         raise Doubt(
             "Neither Docker nor Podman answers. Only torchx-kfp run --docker needs one: start Docker, set DOCKER_HOST, "
             "or install Podman."

@@ -35,7 +35,7 @@ from torchx_kfp.common.safe_files import PRIVATE, UnfitFileError, is_below, open
 from torchx_kfp.common.text import counted, shown, size_text
 from torchx_kfp.contract.protocol import workspace_key
 from torchx_kfp.contract.scripts import UNPACKER, unpacker_file
-from torchx_kfp.errors import WorkspaceError, explain
+from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.tracking.disk import DiskStore
 from torchx_kfp.tracking.records import Code
 from torchx_kfp.tracking.store import File, Store
@@ -142,18 +142,18 @@ def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str
         without: inner folders to leave out. Tracker bases are always left out.
 
     Raises:
-        WorkspaceError: a folder cannot travel; the message says why.
+        ArgumentError: a folder cannot travel; the message says why.
     """
     base = [store.folder] if isinstance(store, DiskStore) else []
     found = {folder: list_workspace(folder, [*base, *without]) for folder in folders}
     entries = _merged(found, folders)
     total, what = sum(entry.size for entry in entries), ", ".join(map(shown, folders))
     if not entries:
-        raise WorkspaceError(f"The workspace {what} has no files, or {IGNORE_FILE} or git ignores them all.")
+        raise ArgumentError(f"The workspace {what} has no files, or {IGNORE_FILE} or git ignores them all.")
     if total > LARGEST:
         biggest = sorted(entries, key=lambda entry: -entry.size)[:5]
         named = ", ".join(f"{entry.name} ({size_text(entry.size)})" for entry in biggest)
-        raise WorkspaceError(
+        raise ArgumentError(
             f"The workspace {what} has {size_text(total)}, more than {size_text(LARGEST)}. Its largest files: {named}. "
             f"Exclude what the stages do not need in {IGNORE_FILE}."
         )
@@ -192,7 +192,7 @@ def _merged(found: Mapping[str, Sequence[WorkspaceFile]], places: Mapping[str, s
         above = name.split("/")[:-1]
         for count in range(1, len(above) + 1):
             if (folder := "/".join(above[:count])) in files:
-                raise WorkspaceError(f"{shown(folder)} is a folder of one project, and a file of another.")
+                raise ArgumentError(f"{shown(folder)} is a folder of one project, and a file of another.")
     return [files[name] for name in sorted(files)]
 
 
@@ -204,29 +204,27 @@ def list_workspace(folder: str | os.PathLike[str], without: Iterable[str] = ()) 
         without: inner folders to leave out, such as the tracker base.
 
     Raises:
-        WorkspaceError: the folder cannot be read, git cannot list it, or it has something that cannot travel: a socket,
+        ArgumentError: the folder cannot be read, git cannot list it, or it has something that cannot travel: a socket,
             FIFO or device, a link that leads out of the folder, a name that is not UTF-8, or a file that may hold
             credentials and that no line ``!name`` of ``.torchxignore`` includes.
     """
     root = os.path.abspath(folder)
     if not os.path.isdir(folder):  # the root of "" is the current directory
-        raise WorkspaceError(
-            f"The workspace {shown(os.fspath(folder))} is not a folder. Give the folder with the code."
-        )
+        raise ArgumentError(f"The workspace {shown(os.fspath(folder))} is not a folder. Give the folder with the code.")
     try:
         names, included = _rules(root, _test_of_folders(root, without))
         entries = [_entry(root, name) for name in sorted(names)]
     except OSError as error:
-        raise WorkspaceError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
+        raise ArgumentError(f"The workspace {shown(root)} cannot be read: {explain(error)}.") from None
     except RecursionError:
-        raise WorkspaceError(
+        raise ArgumentError(
             f"The workspace {shown(root)} has folders or links that are nested too deeply. Exclude them in "
             f"{IGNORE_FILE}."
         ) from None
     looks_secret = credentials_matcher()
     secrets = [entry.name for entry in entries if entry.name not in included and looks_secret(entry.name)]
     if secrets:
-        raise WorkspaceError(
+        raise ArgumentError(
             f"The workspace {shown(root)} has {counted(len(secrets), 'file')} that may hold credentials: "
             f"{', '.join(map(shown, secrets[:_NAMED]))}{', ...' if len(secrets) > _NAMED else ''}. Exclude them by a "
             f"line in {IGNORE_FILE}, or send them on purpose, by a line such as !{secrets[0]} there."
@@ -240,16 +238,16 @@ def list_code(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> li
     Unlike ``list_workspace``, this does not refuse any file; if git ignores all files, all are returned.
 
     Raises:
-        WorkspaceError: there are more than ``MOST_FILES``, or they cannot be listed.
+        ArgumentError: there are more than ``MOST_FILES``, or they cannot be listed.
     """
     root = os.path.abspath(folder)
     try:
         found = _rules(root, _test_of_folders(root, without), travels=False)[0]
         names = list(itertools.islice(found, MOST_FILES + 1))
     except OSError as error:
-        raise WorkspaceError(f"{shown(root)} cannot be listed: {explain(error)}.") from None
+        raise ArgumentError(f"{shown(root)} cannot be listed: {explain(error)}.") from None
     if len(names) > MOST_FILES:
-        raise WorkspaceError(
+        raise ArgumentError(
             f"{shown(root)} has more than {counted(MOST_FILES, 'file')}. List those that are not code in "
             f"{IGNORE_FILE} there."
         )
@@ -270,7 +268,7 @@ def pack_workspace(entries: Sequence[WorkspaceFile]) -> bytes:
     """Return the archive of the files, which begins with the program that unpacks it.
 
     Raises:
-        WorkspaceError: a file cannot be read, or changed after it was listed.
+        ArgumentError: a file cannot be read, or changed after it was listed.
     """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
@@ -300,8 +298,8 @@ def _read(entry: WorkspaceFile) -> bytes:
     except UnfitFileError:  # now a link or FIFO
         pass
     except OSError as error:
-        raise WorkspaceError(f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}.") from None
-    raise WorkspaceError(f"{shown(entry.name)} changed while the workspace was packed. Pack it again.")
+        raise ArgumentError(f"{shown(entry.name)} of the workspace cannot be read: {explain(error)}.") from None
+    raise ArgumentError(f"{shown(entry.name)} changed while the workspace was packed. Pack it again.")
 
 
 def _test_of_folders(root: str, without: Iterable[str]) -> Callable[[str], bool]:
@@ -340,17 +338,17 @@ def _rules(root: str, stays: Callable[[str], bool], *, travels: bool = True) -> 
             return _walk(root, stays, lambda _: False), set()
         return tracked, set()
     except Exception as error:  # each implementation of patterns has its own errors
-        raise WorkspaceError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
+        raise ArgumentError(f"{IGNORE_FILE} of the workspace {shown(root)} cannot be read: {error}.") from None
 
     return _walk(root, stays, ignored), included
 
 
 def _refuse_repository(root: str) -> None:
-    """Raise WorkspaceError if git should have listed the folder, because ignored files must not travel."""
+    """Raise ArgumentError if git should have listed the folder, because ignored files must not travel."""
     here = Path(root).resolve()
     for path in (here, *here.parents):
         if os.path.lexists(path / ".git"):
-            raise WorkspaceError(
+            raise ArgumentError(
                 f"The workspace {shown(root)} is in the repository {shown(str(path))}, and git does not report which "
                 f"files it tracks: see `git -C {shlex.quote(root)} status`, or list what to leave out in {IGNORE_FILE}."
             )
@@ -389,20 +387,20 @@ def _entry(root: str, name: str) -> WorkspaceFile:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise WorkspaceError(
+        raise ArgumentError(
             f"The name {os.fsencode(name)!r} in the workspace is not UTF-8. Rename or exclude it."
         ) from None
     status = os.lstat(path)
     if stat.S_ISREG(status.st_mode):
         return WorkspaceFile(name, path, status.st_size, status.st_mtime_ns, bool(status.st_mode & stat.S_IXUSR))
     if not stat.S_ISLNK(status.st_mode):
-        raise WorkspaceError(
+        raise ArgumentError(
             f"{shown(name)} in the workspace is a {special_kind(status.st_mode)}. Only files and links travel: exclude "
             f"it in {IGNORE_FILE}."
         )
     target = os.readlink(path)
     if _leads_out(path, root):
-        raise WorkspaceError(
+        raise ArgumentError(
             f"{shown(name)} in the workspace is a link to {shown(target)}, outside of it. Copy the file into the "
             f"workspace, or exclude the link in {IGNORE_FILE}."
         )

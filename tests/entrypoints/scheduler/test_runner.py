@@ -28,7 +28,6 @@ from torchx_kfp.errors import (
     AppDefError,
     ArgumentError,
     TorchxKfpError,
-    WorkspaceError,
 )
 from torchx_kfp.host import submit
 from torchx_kfp.tracking import FsspecResultTracker
@@ -317,7 +316,7 @@ def test_torchxs_default_workspace_is_not_sent(dryrun: Dryrun, caplog: pytest.Lo
     request = dryrun(echo(), {"tracker_base": BASE}, workspace=f"file://{Path.cwd()}")
     assert re.search(says(str(Path.cwd()), "is not sent", "--workspace ."), caplog.text)
     assert "# workspace" not in str(request)
-    with pytest.raises(WorkspaceError, match=says("'id_rsa'")):
+    with pytest.raises(ArgumentError, match=says("'id_rsa'")):
         dryrun(echo(), {"tracker_base": BASE}, workspace=".")
     with pytest.raises(AppDefError, match=says("workspace", "-cfg tracker_base=s3://", "--workspace ''")):
         dryrun(echo(), workspace=".")

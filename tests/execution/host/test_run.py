@@ -19,7 +19,7 @@ from tests.execution.host.scripted import Reply, Request, Scripted, scripted, st
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import HostError, PipelineFileError
+from torchx_kfp.errors import HostError, PipelineError
 from torchx_kfp.execution.host.results import ResultReader
 from torchx_kfp.host import Host, HostRun, connect
 from torchx_kfp.local import RunFinished, RunStarted, State, Watch, load_pipeline
@@ -202,7 +202,7 @@ def test_an_uploaded_pipeline_that_was_deleted_is_missing(uploaded: Scripted) ->
     assert record.run.state is State.SUCCEEDED
     [problem] = record.corrupt
     assert "Pipeline version 2 not found" in problem
-    with pytest.raises(PipelineFileError, match=says(run.run_id, "Pipeline version 2 not found")):
+    with pytest.raises(PipelineError, match=says(run.run_id, "Pipeline version 2 not found")):
         record.load()
 
 

@@ -19,8 +19,8 @@ from tests.programs import Program
 from tests.watching import Heard
 from torchx_kfp import Stages, engines, task_from_app
 from torchx_kfp.errors import (
+    PipelineError,
     StageFailedError,
-    UnsupportedPipelineError,
 )
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.execution.host.submission import check_submission
@@ -45,7 +45,7 @@ def refusal(pipeline: Any, **arguments: object) -> str:
     with scripted(lambda request: Reply(TAKEN)) as server:
         try:
             submit(pipeline, arguments, host=server.url)
-        except UnsupportedPipelineError as error:
+        except PipelineError as error:
             why = str(error)
         assert any(request.method == "POST" for request in server.requests) is not bool(why)
     assert not why or "nothing was submitted" in why
@@ -99,7 +99,7 @@ def test_the_check_reads_the_settings_of_the_submission(monkeypatch: pytest.Monk
         # The settings of another host are not used, and not for the check.
         with pytest.warns(UserWarning, match=f"are not used for {server.url}.$"):
             host = connect(server.url)
-        with pytest.raises(UnsupportedPipelineError, match="lost with the pod"):
+        with pytest.raises(PipelineError, match="lost with the pod"):
             submit(one, arguments, host=host)
 
 
@@ -217,7 +217,7 @@ def test_the_version_of_the_host_decides(health: Reply, refused: bool) -> None:
         with contextlib.ExitStack() as stack:
             if refused:
                 says_it = says("'replicas' fails on KFP", "dsl.TaskConfig", "KFP before 2.15", "kfp<2.15")
-                stack.enter_context(pytest.raises(UnsupportedPipelineError, match=says_it))
+                stack.enter_context(pytest.raises(PipelineError, match=says_it))
             submit(dsl.pipeline(replicas), host=server.url)
         assert any(request.method == "POST" for request in server.requests) is not refused
 

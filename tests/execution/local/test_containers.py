@@ -13,7 +13,7 @@ from tests.execution.local.components import shell, write
 from tests.execution.local.test_failures import alive
 from tests.facts import says
 from tests.programs import PROGRAM
-from torchx_kfp.errors import ArgumentError, ContainerEngineError, UnsupportedPipelineError
+from torchx_kfp.errors import ArgumentError, PipelineError, TorchxKfpError
 from torchx_kfp.execution.local.executors.engine import ask
 from torchx_kfp.local import Watch, run
 
@@ -73,7 +73,7 @@ def test_the_option_leaves_the_file(words, call, tmp_path):
 def test_a_machine_without_the_programs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        ContainerEngineError, match=says("docker: there is no such program", "podman: there is no", "install Podman")
+        TorchxKfpError, match=says("docker: there is no such program", "podman: there is no", "install Podman")
     ):
         run(outer, docker=True, output_dir=tmp_path / "runs")
 
@@ -84,9 +84,9 @@ def test_a_stage_in_a_container_needs_no_command():
         no_command()
         write(x="a")
 
-    with pytest.raises(UnsupportedPipelineError, match=says("--docker", "'pipeline'", "'no-command'", "'image'")):
+    with pytest.raises(PipelineError, match=says("--docker", "'pipeline'", "'no-command'", "'image'")):
         run(pipeline)
-    with pytest.raises(ContainerEngineError):
+    with pytest.raises(TorchxKfpError):
         run(pipeline, docker=True)
 
 

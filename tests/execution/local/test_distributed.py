@@ -14,7 +14,7 @@ from tests.execution.local.test_signals import start as start
 from tests.facts import keep, says
 from tests.watching import Heard
 from torchx_kfp import engines, task_from_app
-from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.errors import PipelineError
 from torchx_kfp.execution.local.preflight import check_supported
 from torchx_kfp.local import StageReplicas, Watch, load_pipeline, run
 
@@ -250,7 +250,7 @@ def test_one_container_cannot_have_several_images(one):
             task_from_app(app, name=name, engine=engines.Job(launcher_image="p:3"))
 
     check_supported(load_pipeline(pipeline))
-    with pytest.raises(UnsupportedPipelineError) as caught:
+    with pytest.raises(PipelineError) as caught:
         run(pipeline, docker=True, watch=Watch())
     first, roles, launcher = str(caught.value).splitlines()
     assert "'pipeline' cannot run locally" in first

@@ -23,7 +23,7 @@ from tests.execution.local.test_signals import start as start
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.errors import PipelineError
 from torchx_kfp.execution.local import dag_scheduler
 from torchx_kfp.execution.local import gpus as module
 from torchx_kfp.execution.local.attempt import AttemptThread
@@ -326,7 +326,7 @@ def test_a_stage_that_asks_for_more_than_there_are_is_refused(two, tmp_path):
     run(pipeline, output_dir=tmp_path / "small")
     (tmp_path / "started").unlink()
     facts = ["'pipeline'", "asks for 4 GPUs", "has 2", f"CUDA_VISIBLE_DEVICES={','.join(two)}", "Ask for fewer", "KFP"]
-    with pytest.raises(UnsupportedPipelineError, match=says(*facts)):
+    with pytest.raises(PipelineError, match=says(*facts)):
         run(pipeline, {"large": True}, output_dir=tmp_path / "large")
     assert not (tmp_path / "started").exists()
     assert not (tmp_path / "large").exists()

@@ -8,7 +8,7 @@ import pytest
 from kfp import dsl
 
 from tests.facts import says
-from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.errors import PipelineError
 from torchx_kfp.local import Watch, run
 
 pytestmark = pytest.mark.versions
@@ -95,7 +95,7 @@ def test_code_that_is_in_the_image(execute):
     def pipeline():
         remote(x=1)
 
-    with pytest.raises(UnsupportedPipelineError) as error:
+    with pytest.raises(PipelineError) as error:
         execute(pipeline)
     assert str(error.value).splitlines()[1:] == [
         "- task 'remote' is a Python component (dsl.component) whose code is not in its command. Run it in its image "
@@ -114,5 +114,5 @@ def test_another_form_is_refused(tmp_path):
     def pipeline():
         odd()
 
-    with pytest.raises(UnsupportedPipelineError, match=says("'odd'", "'pipeline'", "dsl.component", "Run")):
+    with pytest.raises(PipelineError, match=says("'odd'", "'pipeline'", "dsl.component", "Run")):
         run(pipeline, output_dir=tmp_path, watch=Watch())

@@ -6,14 +6,14 @@ import pytest
 
 from tests.execution.local.components import ir, load
 from torchx_kfp.errors import (
-    UnsupportedPipelineError,
+    PipelineError,
 )
 from torchx_kfp.local import Watch, run
 
 
 def refusal(pipeline, tmp_path, why="fails on KFP"):
     """Return the message without its first line, and check that nothing was started."""
-    with pytest.raises(UnsupportedPipelineError) as error:
+    with pytest.raises(PipelineError) as error:
         run(pipeline, output_dir=tmp_path / "runs", watch=Watch())
     assert not (tmp_path / "runs").exists()
     assert error.value.exit_code == 2
@@ -74,7 +74,7 @@ def test_items_that_are_no_list_are_reported(execute_failing, tmp_path):
     loop = documents[0]["root"]["dag"]["tasks"]["for-loop-2"]
     loop["parameterIterator"]["items"] = {"inputParameter": "items"}
     loop["inputs"] = {"parameters": {"items": {"runtimeValue": {"constant": "no list"}}}}
-    with pytest.raises(UnsupportedPipelineError, match="'for-loop-2' loops over something that is not a list: 'no li"):
+    with pytest.raises(PipelineError, match="'for-loop-2' loops over something that is not a list: 'no li"):
         execute_failing(load(documents, tmp_path))
 
 

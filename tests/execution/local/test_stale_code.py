@@ -19,7 +19,7 @@ from torchx.specs import AppDef, Role
 
 from tests.facts import says
 from torchx_kfp import Stages
-from torchx_kfp.errors import WorkspaceError
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.execution.runs.events import StageFinished
 from torchx_kfp.execution.runs.watch import messages
 from torchx_kfp.local import RunResult, State, Watch, attach, run
@@ -270,7 +270,7 @@ def test_a_folder_with_too_many_files_is_not_cached(project: Path, monkeypatch: 
             f"The stages that use its files are not cached: {str(project)!r} has more than 3 files. List those that "
             "are not code in .torchxignore there."
         ]
-    with pytest.raises(WorkspaceError, match=says(".torchxignore")):
+    with pytest.raises(ArgumentError, match=says(".torchxignore")):
         workspaces.list_code(project)
     write(project, {".torchxignore": "*.txt"})
     ran(pipeline)

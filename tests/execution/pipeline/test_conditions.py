@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.execution.local.components import load
-from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.errors import PipelineError
 from torchx_kfp.execution.pipeline.conditions import is_true
 from torchx_kfp.local import RunResult, Watch, run
 
@@ -120,7 +120,7 @@ OTHERS = [
     "expression", [*NO_COMPARISONS, *OTHERS, f"__import__('os').system({A}) == 1", "1 == 2.x", "0x1 == 1"]
 )
 def test_what_is_not_an_expression_is_refused(expression: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedPipelineError, match="is not a comparison of inputs, text and numbers"):
+    with pytest.raises(PipelineError, match="is not a comparison of inputs, text and numbers"):
         attempt(tmp_path, [conditional(expression)])
 
 
@@ -158,7 +158,7 @@ def test_infinity_is_no_integer() -> None:
 def test_a_condition_that_is_too_large(expression: str, message: str, tmp_path: Path) -> None:
     try:
         said = attempt(tmp_path, [conditional(expression)]).stages[0].reason
-    except UnsupportedPipelineError as error:
+    except PipelineError as error:
         said = str(error)
     assert message in said
     # The next one is still evaluated.

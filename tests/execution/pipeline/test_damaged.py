@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.execution.host.answers_of_kfp import polls
-from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.errors import PipelineError, TorchxKfpError
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.host.submission import check_submission
@@ -65,7 +65,7 @@ def whole(answer: dict[str, Any]) -> None:
     """Follow a run whose host gives this answer."""
     try:
         pipeline = RunPipeline.of(answer)
-    except PipelineFileError:
+    except PipelineError:
         return
     state = RunState()
     for step in Snapshot.of(answer, pipeline).new:

@@ -9,7 +9,7 @@ from torchx.components import utils
 
 from tests.execution.local.components import ir, load, write
 from tests.facts import says
-from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.errors import PipelineError
 from torchx_kfp.local import load_pipeline
 
 
@@ -69,7 +69,7 @@ from torchx_kfp.local import load_pipeline
 def test_files_that_are_no_pipelines(tmp_path, text, message):
     path = tmp_path / "p.yaml"
     path.write_text(text)
-    with pytest.raises(PipelineFileError, match=message):
+    with pytest.raises(PipelineError, match=message):
         load_pipeline(path)
 
 
@@ -99,7 +99,7 @@ def test_damaged_pipelines(tmp_path, change, message):
     documents = ir(folder=tmp_path)
     spec = documents[0]
     exec(change, {"spec": spec, "task": spec["root"]["dag"]["tasks"]["for-loop-2"]})  # noqa: S102 - the changes above
-    with pytest.raises(PipelineFileError) as error:
+    with pytest.raises(PipelineError) as error:
         load(documents, tmp_path)
     assert str(error.value).endswith(
         f"p.yaml' is a damaged KFP v2 pipeline ({message}). Compile it again instead of editing it."
@@ -121,30 +121,30 @@ def test_tasks_that_wait_for_each_other_are_named():
         first.after(second)
         second.after(first)
 
-    with pytest.raises(PipelineFileError, match=says("'circle'", "write -> write-2 -> write", ".after()")) as error:
+    with pytest.raises(PipelineError, match=says("'circle'", "write -> write-2 -> write", ".after()")) as error:
         load_pipeline(pipeline)
     assert "0x" not in str(error.value)
 
 
 def test_a_torchx_component_is_not_a_pipeline():
-    with pytest.raises(PipelineFileError, match=says("'echo'", "task_from_app(echo(", "component_from_function(echo)")):
+    with pytest.raises(PipelineError, match=says("'echo'", "task_from_app(echo(", "component_from_function(echo)")):
         load_pipeline(utils.echo)
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(PipelineFileError, match=says("none.yaml'", "path", "kfp.compiler.Compiler()")):
+    with pytest.raises(PipelineError, match=says("none.yaml'", "path", "kfp.compiler.Compiler()")):
         load_pipeline(tmp_path / "none.yaml")
     (tmp_path / "some.yml").touch()
-    with pytest.raises(PipelineFileError, match=says("some.yaml'", f"Did you mean '{tmp_path}/some.yml'?")):
+    with pytest.raises(PipelineError, match=says("some.yaml'", f"Did you mean '{tmp_path}/some.yml'?")):
         load_pipeline(tmp_path / "some.yaml")
-    with pytest.raises(PipelineFileError, match=says("cannot be read as a compiled pipeline", "Is a directory")):
+    with pytest.raises(PipelineError, match=says("cannot be read as a compiled pipeline", "Is a directory")):
         load_pipeline(tmp_path)
-    with pytest.raises(PipelineFileError, match=says("no file", "flow.py", "or the pipeline function itself.")):
+    with pytest.raises(PipelineError, match=says("no file", "flow.py", "or the pipeline function itself.")):
         load_pipeline(tmp_path / "flow.py")
     Path(tmp_path, "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PipelineFileError, match=says("cannot be read as a compiled pipeline", "'utf-8'", "0xff")):
+    with pytest.raises(PipelineError, match=says("cannot be read as a compiled pipeline", "'utf-8'", "0xff")):
         load_pipeline(tmp_path / "binary")
-    with pytest.raises(PipelineFileError, match=says("3 is not a pipeline", "path", "kfp.dsl.pipeline")):
+    with pytest.raises(PipelineError, match=says("3 is not a pipeline", "path", "kfp.dsl.pipeline")):
         load_pipeline(3)
 
 
@@ -185,18 +185,18 @@ def test_files_that_would_take_the_machine(tmp_path, text, message):
     """Such files caused a segmentation fault and tracebacks, and one with 1 kB took all memory."""
     path = tmp_path / "p.yaml"
     path.write_text(text)
-    with pytest.raises(PipelineFileError, match=message):
+    with pytest.raises(PipelineError, match=message):
         load_pipeline(path)
 
 
 def test_the_python_file_of_a_pipeline_is_no_compiled_one(tmp_path):
     (tmp_path / "p.py").write_text("from kfp import dsl\nx: int = 1\n")
-    with pytest.raises(PipelineFileError, match=says("p.py", "Python file", "Import its function", "compile")):
+    with pytest.raises(PipelineError, match=says("p.py", "Python file", "Import its function", "compile")):
         load_pipeline(tmp_path / "p.py")
 
 
 def test_a_file_that_does_not_end():
-    with pytest.raises(PipelineFileError, match=says("'/dev/zero'", "16", "pipeline")):
+    with pytest.raises(PipelineError, match=says("'/dev/zero'", "16", "pipeline")):
         load_pipeline("/dev/zero")
 
 
@@ -212,8 +212,8 @@ def test_pipelines_in_pipelines_are_counted(tmp_path):
         root = {"dag": {"tasks": {"top": {"componentRef": {"name": f"comp-{levels - 1}"}}}}}
         return {**compiled, "components": {**compiled["components"], **components}, "root": root}
 
-    with pytest.raises(PipelineFileError, match=says("100,000", "tasks", "p.yaml'", "Compile")):
+    with pytest.raises(PipelineError, match=says("100,000", "tasks", "p.yaml'", "Compile")):
         load([nested(40, 2)], tmp_path)
-    with pytest.raises(PipelineFileError, match=says("50", "levels", "p.yaml'", "Compile")):
+    with pytest.raises(PipelineError, match=says("50", "levels", "p.yaml'", "Compile")):
         load([nested(60, 1)], tmp_path)
     assert load([nested(10, 2)], tmp_path).name == "pipeline"

@@ -14,7 +14,7 @@ from torchx.specs import AppDef, Role
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages, component_from_app, host, local
-from torchx_kfp.errors import AppDefError, ArgumentError, WorkspaceError
+from torchx_kfp.errors import AppDefError, ArgumentError
 from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, Code, RecordTracker
 
 APP = AppDef("app", [Role("app", image="i", entrypoint=sys.executable, args=["-m", "app"])])
@@ -120,7 +120,7 @@ def test_projects_are_merged_as_torchx_does(code: Path) -> None:
     assert recorded("base") == [{"here": 2}]
     (code / "lib").rename(code / "lib-folder")
     (code / "lib").touch()
-    with pytest.raises(WorkspaceError, match=says("'lib'", "a file of another")):
+    with pytest.raises(ArgumentError, match=says("'lib'", "a file of another")):
         local.run(merged, {"tracker_base": "base"}, watch=local.Watch())
 
 
@@ -169,7 +169,7 @@ def test_what_is_refused(code: Path) -> None:
         (plain, "code", {}, ArgumentError, ["'code'", "'plain'", "Stages(..., workspace=workspace)"]),
         (baseless, "code", {}, ArgumentError, ["tracker base", "--tracker-base"]),
         (one, "code", {"workspace": "url"}, ArgumentError, ["given twice", "'url'"]),
-        (one, "cod", {}, WorkspaceError, ["'cod'", "not a folder"]),
+        (one, "cod", {}, ArgumentError, ["'cod'", "not a folder"]),
         (one, 5, {}, ArgumentError, ["workspace", "5"]),
     ):
         with pytest.raises(error, match=says(*facts)):

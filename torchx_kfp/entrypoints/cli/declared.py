@@ -16,7 +16,7 @@ from typing import Any
 from torchx_kfp.common.safe_files import UnfitFileError, copy_content, is_below, open_regular
 from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
-from torchx_kfp.errors import ArgumentError, HostError, PipelineFileError
+from torchx_kfp.errors import ArgumentError, HostError, PipelineError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in, is_object_store
 from torchx_kfp.execution.runs.history import run_with
 from torchx_kfp.execution.runs.record import RunRecord, untracked
@@ -83,7 +83,7 @@ def describe(source: RunSource, name: str) -> dict[str, Any]:
     """Return a stage without a tracker base for JSON."""
     record = source.read()
     result, inputs = record.run.by_name[name].result, dict[str, Any]()
-    with contextlib.suppress(ArgumentError, HostError, PipelineFileError):  # it was not started, or they are unknown
+    with contextlib.suppress(ArgumentError, HostError, PipelineError):  # it was not started, or they are unknown
         inputs = dict(source.invocation(name).inputs)
     inputs = {**result.inputs, **inputs}
     return {

@@ -29,7 +29,7 @@ from torchx_kfp.common.text import did_you_mean, did_you_mean_path, joined
 from torchx_kfp.entrypoints.cli.channel_watch import watch_conditions
 from torchx_kfp.entrypoints.cli.display.printing import print_text, this_command
 from torchx_kfp.entrypoints.cli.flags import Target
-from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError, TorchxKfpError, explain
+from torchx_kfp.errors import AppDefError, ArgumentError, PipelineError, TorchxKfpError, explain
 from torchx_kfp.execution.pipeline.load import SUFFIXES, is_torchx_component
 from torchx_kfp.execution.pipeline.walk import known_stages
 from torchx_kfp.tracking import call
@@ -118,7 +118,7 @@ def load_target(target: Target, *, tracked: bool = False, has_workspace: bool = 
         has_workspace: whether it gets a workspace.
 
     Raises:
-        PipelineFileError: the file or the pipeline does not exist, or the file cannot be imported.
+        PipelineError: the file or the pipeline does not exist, or the file cannot be imported.
         ArgumentError: the arguments of the component are wrong.
         UsageError: a pipeline got arguments, which only components take.
     """
@@ -157,7 +157,7 @@ def _builtin_component(name: str) -> Any:
     """Return the function of a component of TorchX or a plugin, such as ``dist.ddp``.
 
     Raises:
-        PipelineFileError: the component is unknown or invalid.
+        PipelineError: the component is unknown or invalid.
     """
     from torchx.specs import finder
 
@@ -165,12 +165,12 @@ def _builtin_component(name: str) -> Any:
         return finder.get_component(name).fn
     except finder.ComponentNotFoundException:
         known = list(finder.get_components())
-        raise PipelineFileError(
+        raise PipelineError(
             f"There is no file and no TorchX component {name!r}.{did_you_mean(name, known)} Give a component such as "
             "dist.ddp (`torchx builtins` lists them), or a function in a file: FILE.py:NAME."
         ) from None
     except finder.ComponentValidationException as error:
-        raise PipelineFileError(str(error)) from None
+        raise PipelineError(str(error)) from None
 
 
 def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_workspace: bool) -> Any:
@@ -229,13 +229,13 @@ def split_words(words: tuple[str, ...]) -> dict[str, str]:
     return arguments
 
 
-def _missing(file: str) -> PipelineFileError:
+def _missing(file: str) -> PipelineError:
     """Return the error for a file that does not exist."""
     what = f"{file!r} is not a file" if os.path.exists(file) else f"There is no file {file!r}"
     way_out = (
         " Give a compiled pipeline (FILE.yaml), a Python file (FILE.py, or FILE.py:NAME), or a component (utils.sh)."
     )
-    return PipelineFileError(f"{what}.{did_you_mean_path(file, (_PYTHON, *SUFFIXES)) or way_out}")
+    return PipelineError(f"{what}.{did_you_mean_path(file, (_PYTHON, *SUFFIXES)) or way_out}")
 
 
 def _is_component(target: str) -> bool:
@@ -256,7 +256,7 @@ def _import(path: Path, findings: list[Finding]) -> ModuleType:
     from torchx_kfp.execution.pipeline.python_components import PROJECT
 
     if "." in path.stem:
-        raise PipelineFileError(f"{path} cannot be imported: a module's name must not contain a dot. Rename the file.")
+        raise PipelineError(f"{path} cannot be imported: a module's name must not contain a dot. Rename the file.")
     root, parts = path.parent, [path.stem]
     while (root / "__init__.py").exists():
         parts.insert(0, root.name)
@@ -274,14 +274,14 @@ def _import(path: Path, findings: list[Finding]) -> ModuleType:
             warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
             module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:
-        raise PipelineFileError(explain_import_error(path, error)) from error
+        raise PipelineError(explain_import_error(path, error)) from error
     finally:
         sys.argv = arguments
         # Move them to the end: a file beside the pipeline may shadow a library that is imported later.
         sys.path[:] = [*(folder for folder in sys.path if folder not in added), *added]
     findings += watched
     if Path(module.__file__ or "").resolve() != path:
-        raise PipelineFileError(
+        raise PipelineError(
             f"{path} cannot be imported: its name {'.'.join(parts)!r} is that of {module.__file__}. Rename the file."
         )
     return module
@@ -336,25 +336,23 @@ def _choose(module: ModuleType, name: str | None, file: str) -> Any:
         if not named:
             known = [*pipelines, *components, *(pipeline.name for pipeline in pipelines.values())]
             what = "pipelines and components" if components else "pipelines"
-            raise PipelineFileError(
-                f"{file!r} has no pipeline {name!r}.{did_you_mean(name, known)} Its {what}: {there}."
-            )
+            raise PipelineError(f"{file!r} has no pipeline {name!r}.{did_you_mean(name, known)} Its {what}: {there}.")
         return named[0]
     if not pipelines and components:
-        raise PipelineFileError(f"{file!r} has several components: {there}. Choose one: {file}:{components[0]}.")
+        raise PipelineError(f"{file!r} has several components: {there}. Choose one: {file}:{components[0]}.")
     if not pipelines:
         if factory:
-            raise PipelineFileError(
+            raise PipelineError(
                 f"{file!r} has no pipeline at its top level, but {factory} creates one. Add a line such as "
                 f"made = {factory}(), and name it: {file}:made."
             )
         several = f" Or name one of its components: {', '.join(others)}." if others else ""
-        raise PipelineFileError(
+        raise PipelineError(
             f"{file!r} does not define a pipeline. Decorate a function with @kfp.dsl.pipeline.{several}"
         )
     outer = sorted(key for key in pipelines if not _is_nested(pipelines[key], pipelines.values())) or sorted(pipelines)
     if len(outer) > 1:
-        raise PipelineFileError(f"{file!r} has several pipelines: {', '.join(outer)}. Choose one: {file}:{outer[0]}.")
+        raise PipelineError(f"{file!r} has several pipelines: {', '.join(outer)}. Choose one: {file}:{outer[0]}.")
     return pipelines[outer[0]]
 
 

@@ -56,7 +56,7 @@ class RunInputs:
 
         Raises:
             ArgumentError: a word is not an argument of the pipeline, or a tracker base is missing, or given twice.
-            PipelineFileError: see ``load_target``.
+            PipelineError: see ``load_target``.
         """
         from torchx_kfp.entrypoints.cli.pipeline_files import load_target
         from torchx_kfp.execution.runs.prepared_run import prepare

@@ -18,7 +18,7 @@ from torchx import specs
 from torchx_kfp.common.text import describe_unknown, printable
 from torchx_kfp.contract import protocol
 from torchx_kfp.entrypoints.scheduler.runopts import Options
-from torchx_kfp.errors import AppDefError, ArgumentError, PipelineFileError
+from torchx_kfp.errors import AppDefError, ArgumentError, PipelineError
 from torchx_kfp.execution.host.settings import read_settings
 from torchx_kfp.execution.host.submission import check_submission, refuse_submission
 from torchx_kfp.execution.pipeline.spec import Pipeline
@@ -76,7 +76,7 @@ def roles_of(record: RunRecord) -> dict[str, StageRoles]:
     """
     try:
         pipeline = record.load()
-    except PipelineFileError:
+    except PipelineError:
         return {}
     roles: dict[str, StageRoles] = {}
     defaults = {name: one.default for name, one in pipeline.root.parameter_inputs.items() if one.has_default}
@@ -192,8 +192,8 @@ def make_request(app: specs.AppDef, options: Options) -> Request:
 
     Raises:
         AppDefError: the app cannot become a stage, has a parent run but no tracker base, or the tracker base is wrong.
-        UnsupportedPipelineError: the run would surely fail, as with a tracker base that pods cannot reach.
-        WorkspaceError: the workspace of a role cannot be packed.
+        PipelineError: the run would surely fail, as with a tracker base that pods cannot reach.
+        ArgumentError: the workspace of a role cannot be packed.
     """
     app, trackers, parent = without_runner_variables(app)
     arguments = {protocol.TRACKER_BASE_PARAMETER: options.tracker_base} if options.tracker_base else {}

@@ -19,7 +19,7 @@ from torchx_kfp.errors import (
     HostNotFoundError,
     HostRefusedError,
     HostUnreachableError,
-    PipelineFileError,
+    PipelineError,
     UnknownRunError,
 )
 from torchx_kfp.execution.host.answers import as_object, refuse_run_id
@@ -315,7 +315,7 @@ class HostRun(ReadableRun):
                 version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
                 run = {**run, "pipeline_spec": version.get("pipeline_spec")}
             self._pipeline = RunPipeline.of(run)
-        except PipelineFileError as error:
+        except PipelineError as error:
             self._problem = str(error)
         except HostUnreachableError:
             raise
@@ -481,5 +481,5 @@ class HostRun(ReadableRun):
 
     def _load(self) -> Pipeline:
         if self._pipeline is None:
-            raise PipelineFileError(f"There is no pipeline for the run {self.run_id}. {self._problem}")
+            raise PipelineError(f"There is no pipeline for the run {self.run_id}. {self._problem}")
         return self._pipeline.pipeline

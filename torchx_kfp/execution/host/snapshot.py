@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.common.text import clean
-from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.errors import PipelineError, TorchxKfpError
 from torchx_kfp.execution.host.answers import as_object, as_text
 from torchx_kfp.execution.host.nodes import Nodes
 from torchx_kfp.execution.host.outcomes import reason_of_workflow
@@ -60,7 +60,7 @@ class RunPipeline:
         """Return the pipeline in the run's JSON (v2beta1), if present.
 
         Raises:
-            PipelineFileError: it cannot be read.
+            PipelineError: it cannot be read.
         """
         spec = run.get("pipeline_spec")
         if not isinstance(spec, Mapping) or not spec:
@@ -77,7 +77,7 @@ class RunPipeline:
             places = list(walk_tasks(pipeline, arguments=arguments))
             tracked = {place.name: place for place in places if place.is_tracked}
         except (TorchxKfpError, ValueError) as error:
-            raise PipelineFileError(f"The pipeline of this run cannot be read: {error}") from None
+            raise PipelineError(f"The pipeline of this run cannot be read: {error}") from None
         return cls(pipeline, {place.name: place for place in places}, arguments, tracked)
 
     def is_distributed(self, stage: str) -> bool:

@@ -68,10 +68,9 @@ def submit(
         The run, which is in progress on the host; ``.wait()`` returns its result.
 
     Raises:
-        PipelineFileError: the file is not a compiled pipeline.
-        UnsupportedPipelineError: the pipeline would fail on KFP, or its pods cannot reach the tracker base.
-        ArgumentError: the arguments do not fit the pipeline's parameters.
-        WorkspaceError: the workspace cannot be packed.
+        PipelineError: the file is not a compiled pipeline, it would fail on KFP, or its pods cannot reach the tracker
+            base.
+        ArgumentError: the arguments do not fit the pipeline's parameters, or the workspace cannot be packed.
         TrackerError: the workspace cannot be stored.
         HostError: there is no host, it does not answer, or it rejects the run.
     """
@@ -227,7 +226,7 @@ def check_submission(
 
 
 def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
-    """Raise UnsupportedPipelineError if the run would surely fail."""
+    """Raise PipelineError if the run would surely fail."""
     failing = [finding for finding in findings if finding.kind in REJECTED_ON_KFP]
     refuse(pipeline.name, failing, "nothing was submitted")
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchx_kfp.common.safe_files import read_bytes, write_file
 from torchx_kfp.contract import protocol
-from torchx_kfp.errors import TrackerError, WorkspaceError
+from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.execution.local.given_keys import given_files
 from torchx_kfp.execution.local.own_code import LocalCode, fingerprint
 from torchx_kfp.execution.local.packages import local_state
@@ -170,7 +170,7 @@ class Cache:
         try:
             with self._looking:
                 code = self._code.of(plan)
-        except WorkspaceError as error:
+        except ArgumentError as error:
             self._warn(f"The stages that use its files are not cached: {error}")
             return None
         parts |= {"directory": context.options.directory, "interpreter": f"{sys.prefix} {sys.version}"}
@@ -212,7 +212,7 @@ class Cache:
                 next time.
         """
         # Other processes may change registered files meanwhile.
-        with contextlib.suppress(OSError, WorkspaceError):
+        with contextlib.suppress(OSError, ArgumentError):
             with self._looking:
                 if self._code is not None:
                     self._code.look_again()

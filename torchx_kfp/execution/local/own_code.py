@@ -116,7 +116,7 @@ class LocalCode:
         """Return the code of a stage's process.
 
         Raises:
-            WorkspaceError: it is in a folder with too many files.
+            ArgumentError: it is in a folder with too many files.
         """
         found, programs, texts = _programs_of(plan)
         words = _shell_words(found.words, {**plan.environ, **found.variables, "PWD": self._directory})

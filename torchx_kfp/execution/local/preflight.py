@@ -66,7 +66,7 @@ def check_supported(
     """Return the findings about a run that can start locally. By default, its arguments are the pipeline's defaults.
 
     Raises:
-        UnsupportedPipelineError: the pipeline cannot run locally, or fails on KFP's backend.
+        PipelineError: the pipeline cannot run locally, or fails on KFP's backend.
     """
     values = defaults_of(pipeline) if arguments is None else arguments
     found = check_pipeline(pipeline, values, in_containers=in_containers)

@@ -176,7 +176,7 @@ def replay(
         ArgumentError: there is no such stage, or it cannot be replayed like this; nothing was started.
         HostError: the host does not report the inputs of the stage.
         TrackerError: the tracker base cannot be written.
-        ContainerEngineError: there is no container engine.
+        TorchxKfpError: there is no container engine.
     """
     if isinstance(run, (str, os.PathLike)):
         run = RunReader(find_run(output_dir or OUTPUT_DIR, os.fspath(run)))

@@ -105,12 +105,11 @@ def run(
         How the run and its stages ended, even if stages failed: see ``RunResult.raise_for_failure``.
 
     Raises:
-        PipelineFileError: the file is not a compiled pipeline.
-        UnsupportedPipelineError: the pipeline cannot run locally; nothing was started.
-        ArgumentError: the arguments do not fit the pipeline's parameters, or an option is wrong; nothing was started.
-        ContainerEngineError: stages must run in containers, and no engine answers; nothing was started.
+        PipelineError: the file is not a compiled pipeline, or it cannot run locally; nothing was started.
+        ArgumentError: the arguments do not fit the pipeline's parameters, an option is wrong, or the workspace cannot
+            be packed; nothing was started.
+        TorchxKfpError: stages must run in containers, and no engine answers; nothing was started.
         TrackerError: a tracker base cannot be written; nothing was started.
-        WorkspaceError: the folder of the workspace cannot travel; nothing was started.
         KeyboardInterrupt: SIGINT ended the run.
         SystemExit: SIGTERM or SIGHUP ended the run; the code is 143 or 129.
     """
@@ -223,7 +222,7 @@ def _find_gpus(prepared: PreparedRun, containers: Containers | None) -> Gpus:
     """Return the GPUs that the stages of a run share.
 
     Raises:
-        UnsupportedPipelineError: a stage asks for more.
+        PipelineError: a stage asks for more.
     """
     stages = list(known_stages(prepared.pipeline, prepared.values))
     gpus = find_gpus(stages, containers)

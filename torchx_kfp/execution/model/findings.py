@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from torchx_kfp.common.text import listed
-from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.errors import PipelineError
 
 
 class Kind(Enum):
@@ -63,10 +63,10 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def refuse(name: str, findings: Iterable[Finding], consequence: str = "nothing was started") -> None:
-    """Raise UnsupportedPipelineError for the pipeline with this name if there are any findings."""
+    """Raise PipelineError for the pipeline with this name if there are any findings."""
     found = list(findings)
     if found:
         why = " and ".join(kind.value for kind in Kind if any(finding.kind is kind for finding in found))
-        raise UnsupportedPipelineError(
+        raise PipelineError(
             f"The pipeline {name!r} {why}, so {consequence}:\n" + "\n".join(f"- {finding}" for finding in found)
         )

@@ -15,7 +15,7 @@ import yaml
 
 from torchx_kfp.common.safe_files import open_regular
 from torchx_kfp.common.text import did_you_mean_path
-from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.errors import PipelineError, TorchxKfpError
 from torchx_kfp.execution.pipeline.reader import MalformedError, TaskCycleError, read_pipeline
 from torchx_kfp.execution.pipeline.spec import Pipeline
 
@@ -45,7 +45,7 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
         pipeline: the path of a compiled pipeline, a function decorated with ``dsl.pipeline``, or a loaded pipeline.
 
     Raises:
-        PipelineFileError: there is no such file, or it is not a compiled KFP v2 pipeline.
+        PipelineError: there is no such file, or it is not a compiled KFP v2 pipeline.
     """
     if isinstance(pipeline, Pipeline):
         return pipeline
@@ -57,13 +57,13 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
     if isinstance(pipeline, BaseComponent):
         return compile_function(pipeline)
     if not callable(pipeline):
-        raise PipelineFileError(
+        raise PipelineError(
             f"{pipeline!r} is not a pipeline: pass the path of a compiled pipeline, or a function decorated with "
             "kfp.dsl.pipeline."
         )
     if is_torchx_component(pipeline):
         name = pipeline.__name__
-        raise PipelineFileError(f"{name!r} is a TorchX component, not a pipeline. {in_a_pipeline(name)}")
+        raise PipelineError(f"{name!r} is a TorchX component, not a pipeline. {in_a_pipeline(name)}")
     return compile_function(dsl.pipeline(pipeline))
 
 
@@ -89,7 +89,7 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
         name: its name in messages; if empty, its own name.
 
     Raises:
-        PipelineFileError: KFP compiles it to text that is not YAML.
+        PipelineError: KFP compiles it to text that is not YAML.
     """
     from kfp import compiler
 
@@ -100,7 +100,7 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
     try:
         documents = _documents(text, is_compiled=True)
     except yaml.YAMLError as error:
-        raise PipelineFileError(
+        raise PipelineError(
             f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
             f"and descriptions into comments, which a line break would end: remove line breaks from them. ({error})"
         ) from None
@@ -116,19 +116,19 @@ def load_file(path: Path, root: Path | None = None) -> Pipeline:
         with path.open("rb") if root is None else open_regular(str(path), str(root)) as file:
             data = file.read(_LONGEST + 1)
         if len(data) > _LONGEST:
-            raise PipelineFileError(
+            raise PipelineError(
                 f"The file {str(path)!r} is not a compiled pipeline: it is larger than {_LONGEST >> 20} MiB."
             )
         text = data.decode("utf-8")
     except FileNotFoundError:
-        raise PipelineFileError(
+        raise PipelineError(
             f"There is no file {str(path)!r}.{did_you_mean_path(path, SUFFIXES)} Give the path of a compiled pipeline, "
             "such as one that kfp.compiler.Compiler().compile(...) wrote, or the pipeline function itself."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise PipelineFileError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
+        raise PipelineError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
     if path.suffix == ".py":
-        raise PipelineFileError(
+        raise PipelineError(
             f"The file {str(path)!r} is a Python file, not a compiled pipeline. Import its function and pass that, or "
             f"compile it first: torchx-kfp compile {path} -o pipeline.yaml"
         )
@@ -143,17 +143,17 @@ def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
         name: the name of the file in messages.
 
     Raises:
-        PipelineFileError: it is not a compiled KFP v2 pipeline.
+        PipelineError: it is not a compiled KFP v2 pipeline.
     """
     if text in _RECENT:
         return _RECENT[text]
     try:
         documents = _documents(text)
     except _TooMuch as error:
-        raise PipelineFileError(f"The file {name!r} is not a compiled pipeline: {error}.") from None
+        raise PipelineError(f"The file {name!r} is not a compiled pipeline: {error}.") from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
         # PyYAML does not catch Python's exceptions about malformed dates, numbers and keys.
-        raise PipelineFileError(f"The file {name!r} is not valid YAML: {error}") from None
+        raise PipelineError(f"The file {name!r} is not valid YAML: {error}") from None
     pipeline = pipeline_from_documents(documents, name, text)
     _remember(text, pipeline)
     return pipeline
@@ -223,12 +223,12 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, 
         kind: the kind of the named object, for messages.
 
     Raises:
-        PipelineFileError: they are not a compiled KFP v2 pipeline.
+        PipelineError: they are not a compiled KFP v2 pipeline.
     """
     mappings = [document for document in documents if isinstance(document, dict)]
     specs = [document for document in mappings if "root" in document and "pipelineInfo" in document]
     if len(specs) != 1:
-        raise PipelineFileError(f"The {kind} {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
+        raise PipelineError(f"The {kind} {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
     platform = {key: value for document in mappings if document is not specs[0] for key, value in document.items()}
     # Each document may have the settings of other platforms. What is no object, the reader refuses.
     found = [document["platforms"] for document in mappings if isinstance(document.get("platforms"), dict)]
@@ -240,20 +240,20 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, 
 
 @contextlib.contextmanager
 def pipeline_errors(what: str) -> Iterator[None]:
-    """Turn errors about malformed parts into a PipelineFileError about the pipeline with this name."""
+    """Turn errors about malformed parts into a PipelineError about the pipeline with this name."""
     try:
         yield
     except TorchxKfpError:
         raise
     except TaskCycleError as error:
-        raise PipelineFileError(
+        raise PipelineError(
             f"{what} cannot run: {error}. Remove one of the dependencies: an .after(), a stage in reads, or an output "
             "that is passed on."
         ) from None
     except (MalformedError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
         why = f"{error} is missing" if isinstance(error, KeyError) else why
-        raise PipelineFileError(
+        raise PipelineError(
             f"{what} is a damaged KFP v2 pipeline ({why}). Compile it again instead of editing it."
         ) from error
 

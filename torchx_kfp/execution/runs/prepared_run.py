@@ -122,8 +122,8 @@ def prepare(
 
     Raises:
         ArgumentError: arguments are unknown, missing or wrong; the pipeline does not take a workspace, is given two,
-            has no tracker base for it, is a compiled file that names folders, or lacks a stage that ``fresh`` names.
-        WorkspaceError: a folder cannot travel; the message says why.
+            has no tracker base for it, is a compiled file that names folders, or lacks a stage that ``fresh`` names; or
+            a folder cannot be packed.
         TrackerBaseError: the tracker base cannot be used.
     """
     _verify_types(arguments, workspace, fresh)

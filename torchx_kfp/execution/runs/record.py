@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.text import listed, printable, shorten, shown
-from torchx_kfp.errors import PipelineFileError, TrackerBaseError
+from torchx_kfp.errors import PipelineError, TrackerBaseError
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages, walk_tasks, without_indices
@@ -48,7 +48,7 @@ class RunRecord:
     run: RunState = field(repr=False)
     #: Whether it is in progress: its local process is alive, or the host has not ended it.
     is_running: bool
-    #: Loads the compiled pipeline; raises PipelineFileError if that is not recorded.
+    #: Loads the compiled pipeline; raises PipelineError if that is not recorded.
     load: Callable[[], Pipeline] = field(repr=False, compare=False)
     folder: Path | None = None
     link: str = ""
@@ -66,7 +66,7 @@ class RunRecord:
     @cached_property
     def spec(self) -> Pipeline | None:
         """The compiled pipeline; None if it is not recorded."""
-        with contextlib.suppress(PipelineFileError):
+        with contextlib.suppress(PipelineError):
             return self.load()
         return None
 
@@ -173,7 +173,7 @@ def _tracked(run: RunRecord) -> set[str] | None:
     try:
         stages = known_stages(run.load(), run.arguments)
         return {stage.name for stage in stages if stage.decoded.tracker_base is not None}
-    except PipelineFileError:
+    except PipelineError:
         return None
 
 

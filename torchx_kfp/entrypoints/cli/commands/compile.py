@@ -10,7 +10,7 @@ from torchx_kfp.entrypoints.cli.commands.submit import prepare_submission
 from torchx_kfp.entrypoints.cli.display.printing import print_message, print_text
 from torchx_kfp.entrypoints.cli.flags import Target, file_options, target_argument
 from torchx_kfp.entrypoints.cli.run_inputs import RunInputs, input_options
-from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.errors import PipelineError
 from torchx_kfp.execution.host.settings import Submission, read_settings
 from torchx_kfp.execution.pipeline.load import SUFFIXES
 
@@ -38,7 +38,7 @@ def compile_command(target: Target, output: str, inputs: RunInputs, submission: 
     from torchx_kfp.execution.pipeline.values import missing_arguments
 
     if output != "-" and Path(output).suffix not in SUFFIXES:
-        raise PipelineFileError(f"{output!r} is not the name of a YAML file. Name one with -o: {output}.yaml.")
+        raise PipelineError(f"{output!r} is not the name of a YAML file. Name one with -o: {output}.yaml.")
     settings = read_settings()
     for sentence in settings.warnings:
         print_message(sentence)
@@ -54,7 +54,5 @@ def compile_command(target: Target, output: str, inputs: RunInputs, submission: 
         with open(output, "wb") as file:
             file.write(text.encode())
     except OSError as error:
-        raise PipelineFileError(
-            f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
-        ) from error
+        raise PipelineError(f"{output!r} cannot be written: {error.strerror}. Name another file with -o.") from error
     print_message(f"Compiled {target.word} to {output}.")

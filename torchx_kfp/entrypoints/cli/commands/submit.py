@@ -109,7 +109,7 @@ def prepare_submission(
             not rejected.
 
     Raises:
-        UnsupportedPipelineError: the run would surely fail.
+        PipelineError: the run would surely fail.
     """
     from torchx_kfp.entrypoints.cli.pipeline_files import find_own_functions
     from torchx_kfp.execution.host.submission import check_submission, refuse_submission

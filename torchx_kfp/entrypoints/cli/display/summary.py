@@ -25,7 +25,7 @@ from torchx_kfp.entrypoints.cli.display.printing import (
 )
 from torchx_kfp.entrypoints.cli.display.views import View, view_of
 from torchx_kfp.entrypoints.cli.flags import ViewOptions
-from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
+from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineError, StageFailedError
 from torchx_kfp.execution.pipeline.walk import is_meant, outline, without_indices
 from torchx_kfp.execution.runs import output_dir_words
 from torchx_kfp.execution.runs.journal import CommandLine
@@ -87,7 +87,7 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions, comma
     last = source.read()
     try:
         stages = outline(last.load())
-    except PipelineFileError:
+    except PipelineError:
         stages = {}  # they become known as they start
     view = view_of(RunState(stages), options)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.errors import ContainerEngineError
+from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.execution.pipeline.endpoints import is_of_this_machine
 from torchx_kfp.execution.runs.watch import ending_signals
 
@@ -154,7 +154,7 @@ def find_engine() -> Engine:
     """Return the engine of the first program that answers. Docker's address is that of DOCKER_HOST or its context.
 
     Raises:
-        ContainerEngineError: none answers; the message says why.
+        TorchxKfpError: none answers; the message says why.
     """
     tried = []
     for name in _PROGRAMS:
@@ -167,7 +167,7 @@ def find_engine() -> Engine:
             return _engine(program, info)
         except (EngineError, OSError, ValueError) as error:
             tried.append(f"- {name}: {error}")
-    raise ContainerEngineError(
+    raise TorchxKfpError(
         "Stages in containers need Docker or Podman, and neither answers. Tried:\n"
         + "\n".join(tried)
         + "\nStart Docker, name its address with DOCKER_HOST, or install Podman, which needs no service."
@@ -202,9 +202,9 @@ def remove_containers(run_id: str, mark: str = "") -> int:
         mark: the mark of its folder; empty for any folder.
 
     Raises:
-        ContainerEngineError: no engine answers.
+        TorchxKfpError: no engine answers.
     """
     try:
         return find_engine().remove_all(run_id, mark)
     except EngineError as error:
-        raise ContainerEngineError(f"The container engine says: {error}.") from None
+        raise TorchxKfpError(f"The container engine says: {error}.") from None
