@@ -31,6 +31,33 @@ def one_iteration():
     total(numbers=dsl.Collected(made.output))
 
 
+@case(
+    state="failed",
+    stages={"fail": "failed", "double": {"Output": 2}, "double-2": {"Output": 4}, "double-3": {"Output": 8}},
+)
+def later_stages_of_another_branch():
+    fail(message="no")
+    first = double(x=1)
+    second = double(x=first.output)
+    double(x=second.output)
+
+
+@case(
+    state="failed",
+    stages={
+        "fail-on[0]": "failed",
+        "double[0]": "not run",
+        "double-2[0]": "not run",
+        "double-2[1]": {"Output": 4},
+        "double-2[2]": {"Output": 8},
+    },
+)
+def later_stages_of_other_iterations():
+    with dsl.ParallelFor([0, 1, 2]) as x:
+        first = double(x=fail_on(x=x, bad=0).output)
+        double(x=first.output)
+
+
 @case(state="failed", stages={"fail": "failed", "echo": "not run", "echo-2": {"Output": "other"}})
 def in_a_branch(x: int = 1):
     with dsl.If(x == 1):
