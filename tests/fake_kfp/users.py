@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from torchx_kfp_dev_host.answers import Refused
 from torchx_kfp_dev_host.host import Answer
@@ -157,38 +156,25 @@ class UsersApi(ClusterApi):
 
 
 class SharedHost(KfpHost):
-    """The host of several users. Signs in who has one of the ``tokens`` or ``cookies``: a test may change them."""
+    """The host of several users, each of whom has a token and a cookie."""
 
     api = UsersApi
-
-    def __init__(self, folder: Path | str, **more: Any) -> None:
-        super().__init__(folder, **more)
-        self.tokens = {f"{user.partition('@')[0]}-token": user for user in NAMESPACES}
-        self.cookies = {f"{user.partition('@')[0]}-cookie": user for user in NAMESPACES}
 
     @property
     def url(self) -> str:
         return super().url + _PREFIX
 
     def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
-        """Answer in the place of KFP, as the proxy does, who is not signed in, or asks for a page."""
-        user, path = self._user_of(headers), urlsplit(target).path
-        if user is None and "authorization" in headers:
-            expired = _refusals()["expired-token"]
-            return Answer(expired["status"], expired["answer"], expired["content_type"])
-        if user is None:
-            where = {"Location": f"/oauth2/start?rd={path}"}
-            return Answer(302, '<a href="/oauth2/start">Found</a>.\n', "text/html; charset=utf-8", where)
-        if not path.startswith(f"{_PREFIX}/apis/"):
-            return Answer(200, "<!doctype html><title>Kubeflow Central Dashboard</title>", "text/html")
-        token = _user.set(user)
+        """Answer as the user whom the proxy has signed in."""
+        token = _user.set(_user_of(headers))
         try:
             return super().handle(method, target.removeprefix(_PREFIX), headers, data)
         finally:
             _user.reset(token)
 
-    def _user_of(self, headers: Mapping[str, str]) -> str | None:
-        if given := headers.get("authorization"):
-            return self.tokens.get(given.removeprefix("Bearer "))
-        cookie = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
-        return self.cookies.get(cookie.value) if cookie is not None else None
+
+def _user_of(headers: Mapping[str, str]) -> str:
+    given = headers.get("authorization", "").removeprefix("Bearer ").removesuffix("-token")
+    cookie = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
+    name = given or (cookie.value.removesuffix("-cookie") if cookie else "")
+    return next(user for user in NAMESPACES if user.partition("@")[0] == name)

@@ -4,13 +4,10 @@ import json
 import re
 import shlex
 import shutil
-import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.execution.host.calling import wait_until
 from tests.execution.host.commands import rows
 from tests.facts import says
 from tests.programs import Program
@@ -82,21 +79,6 @@ def test_the_last_line_is_the_command_that_goes_on(
     (tmp_path / "fail-second").unlink()
     done = call(*shlex.split(again), folder=project)
     assert states(done.stdout) == ["cached", "succeeded", "succeeded"], done.stderr
-
-
-def test_ctrl_c_in_the_middle(project: Path, tmp_path: Path, call: Program, words: list[str]) -> None:
-    (tmp_path / "wait-second").touch()
-    words[-1] = "mine"
-    with replace(call, folder=project).start(*words) as process:
-        wait_until(lambda: bool(list(project.glob("local_outputs/mine-*/second_1"))))
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate()
-    assert process.returncode == 130
-    last = stderr.splitlines()[-2]
-    assert last.startswith("To continue, with finished stages from the cache: ")
-    assert last.endswith(f"torchx-kfp {shlex.join(words)}")
-    (tmp_path / "wait-second").unlink()
-    assert states(call(*words, folder=project).stdout) == ["cached", "succeeded", "succeeded"]
 
 
 def test_a_retry_is_the_same_command_in_the_same_directory(

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +18,6 @@ from tests.fake_kfp import SharedHost
 from tests.programs import Program
 
 ALICE, BOB = (f"{name}@example.com" for name in ("alice", "bob"))
-#: What a line of Argo's executor or of KFP's launcher has.
-FOREIGN = re.compile(r"argo=true|launcher_v2\.go|main\.go|Error: exit status")
 
 
 @pytest.fixture(scope="module")
@@ -88,81 +85,6 @@ def test_all_commands_in_the_users_own_namespace(alice: Program, shared: SharedH
     assert {each.query.get("namespace") for each in lists} == {"team-a"}
 
 
-def test_doctor(alice: Program, shared: SharedHost) -> None:
-    assert alice("submit", "plain.yaml", "-q").returncode == 0
-    found = {each["subject"]: each["found"] for each in json.loads(alice("doctor", "--json").stdout)["checks"]}
-    assert found["version"] == "KFP 2.17.0, for several users."
-    assert found["login"] == "Runs can be listed and submitted in the namespace 'team-a'."
-    without = {each["subject"]: each for each in json.loads(_without(alice)("doctor", "--json").stdout)["checks"]}
-    assert re.search(says("multi-user", "--namespace"), without["login"]["found"])
-    assert len(shared.runs) == 1, "doctor starts none"
-
-
-def test_a_failure_its_last_lines_and_a_retry(alice: Program) -> None:
-    done = alice("submit", "bad.yaml", "--watch")
-    assert done.returncode == 1
-    assert re.search("exit code 7", done.stderr), done.stderr
-    quoted = done.stderr[done.stderr.index("Its last lines") :].splitlines()
-    assert quoted[:3] == ["Its last lines:", "    one", "    the last line"]
-    assert not FOREIGN.search(done.stderr)
-    run_id = done.stdout.split()[0]
-    again = alice("retry", run_id, "--watch")
-    assert again.returncode == 1, again.stderr
-    assert not FOREIGN.search(again.stderr + again.stdout)
-
-
-def test_logs_come_while_the_pod_runs(alice: Program, shared: SharedHost, tmp_path: Path) -> None:
-    """KFP reads them from the pod, with lines that are not the application's."""
-    go = tmp_path / "go"
-    run_id = alice("submit", "long.yaml", "-q", "-p", f"go={go}").stdout.strip()
-    with alice.start("logs", "-f", run_id) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "script | begun\n"
-        assert state(shared, run_id) == "RUNNING"
-        go.touch()
-        rest, _ = process.communicate()
-    assert rest == "script | over\n"
-
-
-def test_cancel(alice: Program, shared: SharedHost, tmp_path: Path) -> None:
-    run_id = alice("submit", "long.yaml", "-q", "-p", f"go={tmp_path / 'go'}").stdout.strip()
-    wait_until(lambda: state(shared, run_id) == "RUNNING")
-    done = alice("cancel", run_id)
-    assert done.returncode == 0, done.stderr
-    assert state(shared, run_id) == "FAILED"
-    assert rows(alice("runs").stdout)[0][2] == "canceled"
-
-
-def test_a_token_that_is_renewed_in_the_middle_of_watch(alice: Program, shared: SharedHost, tmp_path: Path) -> None:
-    file, go = tmp_path / "token", tmp_path / "go"
-    file.write_text("alice-token")
-    file.chmod(0o600)
-    environ = {name: value for name, value in alice.variables.items() if name != "TORCHX_KFP_COOKIES"}
-    alice = replace(alice, variables={**environ, "TORCHX_KFP_TOKEN_FILE": str(file)})
-    run_id = alice("submit", "long.yaml", "-q", "-p", f"go={go}").stdout.strip()
-    with alice.start("watch", run_id) as process:
-        wait_until(lambda: shared.count(f"v1beta1/runs/{run_id}") > 1)
-        del shared.tokens["alice-token"]
-        shared.tokens["renewed"] = ALICE
-        wait_until(lambda: any(each.status == 401 for each in shared.requests))
-        file.write_text("renewed")
-        go.touch()
-        out, said = process.communicate()
-    assert process.returncode == 0, said
-    assert "Jwt" not in out
-
-
-def test_credentials_that_have_expired_for_good(alice: Program, shared: SharedHost) -> None:
-    del shared.tokens["bob-token"]
-    done = of_bob(alice, "team-b")("runs")
-    assert done.returncode == 1
-    assert re.search(says("HTTP status 401: Jwt is expired", "TORCHX_KFP_EXISTING_TOKEN"), done.stderr)
-    del shared.cookies["alice-cookie"]
-    done = alice("runs")
-    assert done.returncode == 1
-    assert re.search(says("a page to sign in", "TORCHX_KFP_COOKIES"), done.stderr)
-
-
 def _without(alice: Program) -> Program:
     return replace(alice, variables={**alice.variables, "TORCHX_KFP_NAMESPACE": ""})
 
@@ -222,10 +144,3 @@ def test_in_the_namespace_of_another_user(alice: Program, shared: SharedHost, tm
     assert own("submit", "plain.yaml", "-q").returncode == 0
     assert [row[0] for row in rows(alice("runs").stdout)] == [run_id]
     (tmp_path / "go").touch()
-
-
-def test_an_unknown_run(alice: Program) -> None:
-    nobody: Any = "00000000-0000-0000-0000-000000000000"
-    done = alice("watch", nobody)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(says("no run", nobody), done.stderr)
