@@ -37,10 +37,10 @@ _LOGS = ("all", "first", "none")
 _NODE = "node"
 _RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 _IN_RUNTIME = "Put it into the runtime"
-#: Trainer makes the JobSet by a request in YAML, whose text cannot have these characters. It takes 128 words
-#: of this many characters; the launcher adds four.
+#: Trainer makes the JobSet by a request in YAML, whose text cannot have these characters. It takes 128 variables, and
+#: 128 words of this many characters; the launcher adds three variables and four words.
 _NOT_YAML = re.compile("[\x7f-\x9f\ufffe\uffff]")
-_MOST_WORDS, _LONGEST_WORD = 124, 65_536
+_MOST_VARIABLES, _MOST_WORDS, _LONGEST_WORD = 125, 124, 65_536
 #: The fields of a pod and its container that a TrainJob's patches can change.
 _OF_METADATA = ("labels", "annotations")
 _OF_POD = (
@@ -154,13 +154,16 @@ class Engine(ABC):
                 raise AppDefError(describe_unknown(owner, "role", name, known))
         return [known[name] for name in given or known]
 
-    def check_text(self, role: specs.Role, words: Sequence[str], values: Iterable[str]) -> None:  # noqa: B027
+    def check_text(  # noqa: B027
+        self, role: specs.Role, words: Sequence[str], values: Iterable[str], variables: int
+    ) -> None:
         """Reject text of a role's command line and variables that the engine cannot pass on; most pass on all of it.
 
-        Both have only text known at compile time.
-
-        Raises:
-            AppDefError: it cannot pass these on.
+        Args:
+            role: the role.
+            words: its command line, without text that is known only at run time.
+            values: those of its variables, likewise.
+            variables: the number of all its variables, with those of the stage and of secrets.
         """
 
     def _only_role(self, roles: Mapping[str, specs.Role]) -> specs.Role:
@@ -324,9 +327,10 @@ class TrainJob(Engine):
         kind: ``"ClusterTrainingRuntime"``, or ``"TrainingRuntime"`` for one of the stage's namespace.
 
     The role's image, command, variables, resources, volumes and scheduling replace those of the runtime. Everything
-    else is the runtime's, such as the scheduler that starts all replicas together and the PriorityClass. The first
-    replica that fails ends the stage, whatever restarts the runtime has; then the stage creates another TrainJob, up
-    to ``max_retries`` times. The TrainJob is deleted with the run's Workflow.
+    else is the runtime's, such as the scheduler that starts all replicas together and the PriorityClass; with Trainer
+    2.3, also the amounts of resources that the role does not ask for. The first replica that fails ends the stage,
+    whatever restarts the runtime has; then the stage creates another TrainJob, up to ``max_retries`` times. The
+    TrainJob is deleted with the run's Workflow.
     """
 
     NAME: ClassVar[str] = "trainjob"
@@ -338,7 +342,7 @@ class TrainJob(Engine):
         "AppDef": {"roles": "rejected unless it is one: a TrainJob has one trainer"},
         "Role": {
             "args": "mapped: up to 123 words, of the characters that YAML has",
-            "env": "mapped: text of the characters that YAML has",
+            "env": "mapped: up to 125 variables, with those of the stage, of the characters that YAML has",
             "port_map": "mapped: on one machine, stages with the same port take turns. A TrainJob has no ports",
             "max_retries": "mapped: another TrainJob",
             "retry_policy": "rejected if it is REPLICA and there are retries: the first replica that fails ends a "
@@ -400,7 +404,12 @@ class TrainJob(Engine):
         }
         return spec, {"container": _NODE, "ends": True}
 
-    def check_text(self, role: specs.Role, words: Sequence[str], values: Iterable[str]) -> None:
+    def check_text(self, role: specs.Role, words: Sequence[str], values: Iterable[str], variables: int) -> None:
+        if variables > _MOST_VARIABLES:
+            raise AppDefError(
+                f"Role {role.name!r} has {variables} variables, with those of the stage, but a TrainJob takes "
+                f"{_MOST_VARIABLES}. Pass some in a file, or use engine='jobset'."
+            )
         if len(words) > _MOST_WORDS:
             raise AppDefError(
                 f"The command of role {role.name!r} has {len(words)} words, but a TrainJob takes {_MOST_WORDS}. Pass "

@@ -94,7 +94,8 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
         }
         command = [*application.starter, *application.words]
         texts = [_constant(parts) for parts in (*command, *application.env.values())]
-        engine.check_text(role, texts[: len(command)], texts[len(command) :])
+        variables = _variables(options, application)
+        engine.check_text(role, texts[: len(command)], texts[len(command) :], len(env) + len(variables))
         filled_in = None if is_constant(application.image) else words.place(application.image)
         described.append(
             RoleSpec(
@@ -114,7 +115,7 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
                     position,
                     macro_values(app, "0" if role.num_replicas == 1 else parameter_text(REPLICA)),
                     image=marker(f"{position}.image") if filled_in else role.image,
-                    env=_variables(options, application),
+                    env=variables,
                 ),
             )
         )

@@ -94,6 +94,13 @@ ENGINES: list[Row] = [
     (lambda: TrainJob(priority_class="high"), "priority_class='high'", "runtime", "JobSet"),
     (engine("trainjob", B_ALONE), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
     (engine("trainjob", role(args=["x"] * 124)), "'trainer'", "125 words", "124", "'jobset'"),
+    (
+        engine("trainjob", role(env={f"A{number}": "x" for number in range(120)})),
+        "'trainer'",
+        "126 variables",
+        "125",
+        "'jobset'",
+    ),
     (engine("trainjob", role(args=["a" * 65_537])), "'trainer'", "65,537 characters", "65,536", "'jobset'"),
     (engine("trainjob", role(args=["a\x7f"])), "'trainer'", "'\\x7f'", "'jobset'"),
     (engine("trainjob", role(env={"A": "\x85"})), "'trainer'", "'\\x85'", "'jobset'"),
