@@ -115,6 +115,16 @@ def test_the_tracker_base_of_the_settings_and_that_of_the_newest_run(call: Call,
     assert "word" not in guarded.stderr
 
 
+def test_an_empty_tracker_base_that_no_stage_uses(call: Call, project: Path) -> None:
+    text = WITH_DEFAULT.replace('"own"', '""')
+    (project / "used.py").write_text(text)
+    done = call("run", "used.py")
+    assert (done.returncode, "The tracker base '' is not" in done.stderr) == (2, True), done.stderr
+    (project / "unused.py").write_text(text.replace("tracker_base=tracker_base", ""))
+    done = call("run", "unused.py", "--quiet")
+    assert done.returncode == 0, done.stderr
+
+
 def test_where_a_relative_tracker_base_is(call: Call, project: Path) -> None:
     """It is relative to the current directory, however it is given: stages may change theirs."""
     with (project / "pipelines.py").open("a") as file:

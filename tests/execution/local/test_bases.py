@@ -12,7 +12,7 @@ from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import MissingCredentialsError, TrackerError
+from torchx_kfp.errors import MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.local import Watch, run
 
 
@@ -69,6 +69,13 @@ def test_a_base_that_takes_no_files_ends_the_run_before_it_begins(base: str, kin
     Path("file").touch()
     with pytest.raises(TrackerError, match=says(f"tracker base '{named}", "Cannot write", "/.torchx_kfp/probe")):
         attempt(base, with_base(kind))
+    assert not os.path.exists("runs")
+
+
+@pytest.mark.parametrize("base", ["", "s3:/x"])
+def test_a_base_that_is_none_ends_the_run_before_it_begins(base: str) -> None:
+    with pytest.raises(TrackerBaseError, match=says(f"tracker base {base!r}", "s3://")):
+        attempt(base)
     assert not os.path.exists("runs")
 
 

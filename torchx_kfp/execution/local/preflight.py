@@ -35,6 +35,7 @@ from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, O
 from torchx_kfp.execution.pipeline.values import FROM_KFP, TYPE_NAMES, defaults_of
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk_tasks
 from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, absolute_base
+from torchx_kfp.tracking.tracker import check_tracker_base
 
 _ON_KFP = "Run the pipeline on KFP"
 # The characters that the name of an input or output may have, since a file's name may have 255 bytes.
@@ -238,7 +239,8 @@ def check_bases(stages: Iterable[ScopedTask], options: RunOptions) -> None:
         if any(f"{base}/".startswith(f"{one.target}/") and one.source != one.target for one in options.mounts):
             continue
         try:
-            RecordTracker(absolute_base(base, options.directory), patience=SHORT_PATIENCE).verify_writable()
+            path = absolute_base(check_tracker_base(base), options.directory)
+            RecordTracker(path, patience=SHORT_PATIENCE).verify_writable()
         except MissingCredentialsError:
             # A stage may get what this process does not have: variables, secrets or config maps.
             if not any(

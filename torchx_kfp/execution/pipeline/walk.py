@@ -173,7 +173,7 @@ class ScopedTask:
     def tracker_base(self) -> str | None:
         """The tracker base of a tracked stage; None if it is not known."""
         base = self.decoded.tracker_base
-        return base if base and "{{$" not in base else None
+        return base if base is not None and "{{$" not in base else None
 
     @property
     def workspace(self) -> str:

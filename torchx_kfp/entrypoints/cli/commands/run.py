@@ -105,7 +105,7 @@ def run_command(
         if parameter.default is None:
             return usual_base()
         # Containers only get folders named by the user, not by the pipeline.
-        return None if options["docker"] else parameter.default
+        return None if options["docker"] else parameter.default or None
 
     prepared = inputs.prepare(
         target,
