@@ -106,6 +106,8 @@ PENDING = Pod(0, {}, {"phase": "Pending", "conditions": [UNSCHEDULED]})
 PULLS = [waits(0, "ErrImagePull", "no such image"), waits(0, "ImagePullBackOff", "back-off")]
 DISRUPTED = {"type": "DisruptionTarget", "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists"}
 AGAIN = {"metadata": {"name": "pod-1-again", "creationTimestamp": "2025-01-02T00:00:00Z"}}
+#: Of a queue, after the first pods and before those of ``AGAIN``.
+RESUMED = {"conditions": [{"type": "Suspended", "status": "False", "lastTransitionTime": "2025-01-01T12:00:00Z"}]}
 FIRST_AGAIN = {"metadata": {**AGAIN["metadata"], "name": "pod-0-again"}}
 
 
@@ -238,6 +240,18 @@ COURSES: Mapping[str, Course] = {
             DONE,
         ],
         says=["0 of 2 replicas run; it is suspended"],
+        spec={"ends": True},
+    ),
+    "a TrainJob that is suspended and resumed between two looks": Course(
+        [
+            Look(BOTH),
+            Look([ended(0, 143, **LATER), ended(1, 143, **LATER)], RESUMED),
+            Look([Pod(0, **FIRST_AGAIN), Pod(1, **AGAIN)], RESUMED),
+            Look([Pod(0, **FIRST_AGAIN), ended(1, 7, **AGAIN)], RESUMED),
+            Look([Pod(0, **FIRST_AGAIN), ended(1, 7, **AGAIN)], RESUMED),
+        ],
+        7,
+        ["trainer/1 (pod pod-1-again, node node-1) failed first, with exit code 7"],
         spec={"ends": True},
     ),
     "a replica of a TrainJob that fails after another was preempted": Course(

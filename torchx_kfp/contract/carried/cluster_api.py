@@ -156,7 +156,7 @@ class Replica:
 
     def __init__(self, cluster: Cluster, item: Any, label: str, container: str, follows: bool, /) -> None:
         self.cluster = cluster
-        self.uid, self.pod = item["metadata"]["uid"], item["metadata"]["name"]
+        self.uid, self.pod, self.made = (item["metadata"][key] for key in ("uid", "name", "creationTimestamp"))
         #: ``<role>/<index>``.
         self.label = label
         self.container = container

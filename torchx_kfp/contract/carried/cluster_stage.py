@@ -51,10 +51,14 @@ def object_name(stage: str, run_id: object, node: str, /) -> str:
     return f"{stage}-{hashlib.sha256(f'{run_id} {node}'.encode()).hexdigest()[:10]}"
 
 
+def conditions_of(found: Any, /) -> Any:
+    """Return the conditions of an object."""
+    return (found.get("status") or {}).get("conditions") or ()
+
+
 def state_of(spec: Any, found: Any, /) -> str:
     """Return ``succeeded``, ``failed`` or an empty text."""
-    conditions = (found.get("status") or {}).get("conditions") or ()
-    true = [one["type"] for one in conditions if one["status"] == "True"]
+    true = [one["type"] for one in conditions_of(found) if one["status"] == "True"]
     return "succeeded" if spec["succeeded"] in true else "failed" if "Failed" in true else ""
 
 
@@ -283,8 +287,9 @@ class ClusterStage:
             items = self.list_pods()
             suspended = bool((found.get("spec") or {}).get("suspend"))
             self.watch(items, suspended)
-            if suspended:  # a queue gives their places to others, and resumes it later
-                preempted |= self.replicas.keys()
+            # A queue gives their places to others, and resumes it later, which may take less time than a look.
+            times = [one.get("lastTransitionTime", "") for one in conditions_of(found) if one["type"] == "Suspended"]
+            preempted |= {uid for uid, one in self.replicas.items() if suspended or one.made < max(times, default="")}
             # Those that had failed before the object was found: then, it says if a queue has ended them.
             if state_of(self.spec, found) or ("ends" in self.spec and failed - preempted):
                 return found
@@ -356,8 +361,8 @@ class ClusterStage:
 
     def explain(self, found: Any, /) -> int:
         """Report why the object failed, and the first failed replica with its last lines; return its exit code."""
-        conditions = (found.get("status") or {}).get("conditions") or ()
-        failures = [one for one in conditions if one.get("status") == "True" and "Fail" in one.get("type", "")]
+        true = [one for one in conditions_of(found) if one["status"] == "True"]
+        failures = [one for one in true if "Fail" in one["type"]]
         messages = [one["message"] for one in failures if one.get("message")]
         what = ": ".join([f"{self.name} failed", *messages[:1]])
         # Of pods that replaced each other, the last one counts.
