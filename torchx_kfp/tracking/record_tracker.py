@@ -35,7 +35,7 @@ from torchx_kfp.tracking.records import (
 )
 from torchx_kfp.tracking.searches import Search, Trial
 from torchx_kfp.tracking.store import SHORT_PATIENCE, is_key, pipeline_run, run_id_parts
-from torchx_kfp.tracking.tracker import FsspecResultTracker, absolute_base
+from torchx_kfp.tracking.tracker import FsspecResultTracker, absolute_base, check_tracker_base
 from torchx_kfp.tracking.workspaces import PackedWorkspace, WorkspaceFile, list_code, pack_folders
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "Trial",
     "WorkspaceFile",
     "absolute_base",
+    "check_tracker_base",
     "describe_code",
     "is_replay",
     "list_code",

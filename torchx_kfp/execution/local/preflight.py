@@ -34,8 +34,7 @@ from torchx_kfp.execution.pipeline.python_components import (
 from torchx_kfp.execution.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.values import FROM_KFP, TYPE_NAMES, defaults_of
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_bases, known_stages, walk_tasks
-from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, absolute_base
-from torchx_kfp.tracking.tracker import check_tracker_base
+from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, absolute_base, check_tracker_base
 
 _ON_KFP = "Run the pipeline on KFP"
 # The characters that the name of an input or output may have, since a file's name may have 255 bytes.
