@@ -151,7 +151,7 @@ def s3_server(_s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     for filesystem in list(s3fs.S3FileSystem._cache.values()):
         # s3fs allows a tenth of a second for this, and leaves connections open on a busy machine.
         if filesystem._pid == os.getpid() and filesystem._s3 is not None:
-            sync(filesystem.loop, filesystem._s3creator.__aexit__, None, None, None, timeout=30)
+            sync(filesystem.loop, filesystem._s3creator.__aexit__, None, None, None, timeout=120)
     s3fs.S3FileSystem.clear_instance_cache()
 
 

@@ -47,7 +47,7 @@ def cluster(folder: Path) -> Iterator[Around]:
     with contextlib.ExitStack() as stack:
         own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-")))
         store = stack.enter_context(running(own / "store.log"))
-        urllib.request.urlopen(urllib.request.Request(f"{store.url}/{BUCKET}", method="PUT"), timeout=30).close()
+        urllib.request.urlopen(urllib.request.Request(f"{store.url}/{BUCKET}", method="PUT"), timeout=120).close()
         host = stack.enter_context(
             KfpHost(
                 own / "runs",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
 #: Seconds until a server answers, on a busy machine.
-PATIENCE = 120
+PATIENCE = 240
 
 
 @contextlib.contextmanager

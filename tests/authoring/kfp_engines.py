@@ -134,7 +134,7 @@ class Container:
         """Run the process; ``shells`` is a folder with the ``sh`` to use."""
         path = f"{shells}:{os.environ['PATH']}" if shells else os.environ["PATH"]
         environ = {"PATH": path, "HOME": "/root", **self.environ}
-        return subprocess.run(self.argv(), capture_output=True, env=environ, timeout=60, check=False, **options)
+        return subprocess.run(self.argv(), capture_output=True, env=environ, timeout=120, check=False, **options)
 
     def environment(self, shells: Path | None = None) -> dict[str, str]:
         """Run the process, whose application is ``env -0``, and return the variables that it has."""

@@ -165,7 +165,7 @@ def test_the_application_is_the_process_itself(shells: Path, tmp_path: Path) -> 
         assert process.stdout is not None
         assert int(process.stdout.readline()) == process.pid
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 42
+        assert process.wait(timeout=120) == 42
 
 
 def test_a_role_may_replace_the_path(shells: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def run_program(shell: list[str], text: str, value: str, folder: Path) -> "subpr
     """Run a program whose channel has this value."""
     environ = {"PATH": f"{folder}:{os.environ['PATH']}", "TORCHX_KFP_VALUE": value, "HOME": str(folder)}
     return subprocess.run(
-        [*shell, "-c", text], env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+        [*shell, "-c", text], env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=120
     )
 
 

@@ -67,7 +67,7 @@ def test_a_stage_that_was_asked_to_end_is_not_started_again(shells: Path, tmp_pa
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (42, b"15 None\n", b"")
 
 
@@ -89,7 +89,7 @@ def test_a_signal_that_only_tells_something(shells: Path, tmp_path: Path, number
             assert process.stdout.readline() == b"ready\n"
             process.send_signal(number)
             assert process.stdout.readline() == b"%d\n" % number
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (42, b"")
     assert err.decode().splitlines() == said(2, 2, 42)
 

@@ -338,7 +338,7 @@ def test_the_command_leaves_no_container(engine, tmp_path, number):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         runner.send_signal(number)
-        _, stderr = runner.communicate(timeout=60)
+        _, stderr = runner.communicate(timeout=120)
     finally:
         runner.kill()
         runner.wait()
@@ -365,7 +365,7 @@ def test_a_run_that_waits_for_an_image_can_be_ended(engine, tmp_path):
             while "Pulling the image" not in runner.stderr.readline():
                 assert runner.poll() is None
             runner.send_signal(signal.SIGINT)
-            _, stderr = runner.communicate(timeout=60)
+            _, stderr = runner.communicate(timeout=120)
         finally:
             runner.kill()
             runner.wait()

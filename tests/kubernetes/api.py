@@ -68,7 +68,7 @@ class Api:
     ) -> Any:
         """Return what the server answers, as an object or as text; raise `ApiError` if it refuses."""
         headers, data = ({}, None) if body is None else ({"Content-Type": type}, json.dumps(body))
-        answer = self._ask(method, path, query, headers=headers, body=data, timeout=60)
+        answer = self._ask(method, path, query, headers=headers, body=data, timeout=120)
         text = answer.data.decode()
         return json.loads(text) if answer.headers["Content-Type"].startswith("application/json") else text
 

@@ -232,6 +232,7 @@ def test_many_small_files_have_the_time_of_their_number(
     s3_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchx_kfp.tracking.objects._WRITE_SECONDS", 0)
+    monkeypatch.setattr("torchx_kfp.tracking.objects._BYTES_PER_FILE", 200_000)
     files = {f"files/{number}": tmp_path / f"{number}" for number in range(60)}
     for path in files.values():
         path.write_bytes(b"x")
@@ -291,17 +292,17 @@ from torchx_kfp.tracking import FsspecResultTracker
 tracker = FsspecResultTracker(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
 try:
+    threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
     tracker.put("run", x="old")
 except KeyboardInterrupt:
     tracker.put("run", x="new")
     print(tracker["run"]["x"], flush=True)
-time.sleep(2)
+time.sleep(4)
 print(tracker["run"]["x"], flush=True)
 """
     with started(code, s3_base) as process:
-        proxy.faults.append(1.5)
+        proxy.faults.append(3.0)
         assert process.communicate("\n")[0] == "new\nnew\n"
     assert process.returncode == 0
 
@@ -311,12 +312,12 @@ def test_ctrl_c_while_the_store_is_away(s3_base: str) -> None:
 import signal, sys
 from torchx_kfp.tracking import FsspecResultTracker
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-tracker = FsspecResultTracker(sys.argv[1])
+tracker = FsspecResultTracker(sys.argv[1], patience=600)
 print("ready", flush=True)
 tracker.get_many([f"run/{number}" for number in range(200)])
 """
     process = started(code, s3_base, variables={"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
     time.sleep(4)
     process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=20)[1]
+    errors = process.communicate(timeout=120)[1]
     assert "KeyboardInterrupt" in errors

@@ -264,7 +264,7 @@ def test_processes_of_a_machine_lose_no_result_on_a_disk(tmp_path: Path) -> None
     code = "from torchx_kfp.tracking import current_run\nfor n in range(25): current_run().put({f'{RANK}-{n}': n})"
     command = [[sys.executable, "-c", code.replace("RANK", str(rank))] for rank in range(4)]
     started = [subprocess.Popen(each, env={**os.environ, **stages.environ(tmp_path)}) for each in command]
-    assert [process.wait(60) for process in started] == [0, 0, 0, 0]
+    assert [process.wait(120) for process in started] == [0, 0, 0, 0]
     assert len(stages.stage(tmp_path).results()) == 100
 
 
@@ -283,7 +283,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 print(len(handled), len(run.results()))
 """
     env = {**os.environ, **stages.environ(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     handled, recorded = map(int, done.stdout.split())
     assert handled > 0
     assert recorded == 100 + handled
@@ -295,11 +295,11 @@ def test_a_process_that_is_forked_during_a_put_holds_no_lock(tmp_path: Path) -> 
     with store.locked("p1/train/e1"):
         pid = os.fork()
         if not pid:
-            time.sleep(60)
+            time.sleep(300)
             os._exit(0)
     try:
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(stage(tmp_path, "p1/train/e1").put, loss=0.5).result(10)
+            pool.submit(stage(tmp_path, "p1/train/e1").put, loss=0.5).result(120)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -318,13 +318,13 @@ def names():
 threading.Thread(target=names, daemon=True).start()
 for _ in range(20):
     if not (pid := os.fork()):
-        signal.alarm(10)
+        signal.alarm(60)
         run.add_metadata(pid=os.getpid())
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
 """
     env = {**os.environ, **stages.environ(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
 
 
 @pytest.mark.parametrize("metadata", [{"labels": {0: "cat", "0": "dog"}}, {3: 1}, {"a": [{True: 1}]}])

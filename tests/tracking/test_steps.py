@@ -268,7 +268,7 @@ class TestWriting:
     @pytest.mark.parametrize("end", ENDS)
     def test_what_a_process_leaves_that_ends(self, end: str, tmp_path: Path) -> None:
         child = start(f"for step in range(5): run.log(step, loss=step)\n{end}", tmp_path)
-        _, complaints = child.communicate(timeout=60)
+        _, complaints = child.communicate(timeout=120)
         assert child.returncode == self.ENDS[end]
         assert "steps" not in complaints
         last = (5, 0.25) if "atexit" in end else (4, 4.0)
@@ -311,7 +311,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 run.flush()
 print(len(logged), run.history()["late"].count, run.history()["loss"].count)
 """
-        printed = start(code, base).communicate(timeout=60)[0].split()
+        printed = start(code, base).communicate(timeout=120)[0].split()
         assert int(printed[0]) > 0
         assert printed == [printed[0], printed[0], "30"]
 

@@ -84,7 +84,7 @@ def a_dev_host(folder: Path) -> Iterator[Around]:
             yield Around({**exported, "HOME": environ["HOME"]}, {"http://dev-host": exported["TORCHX_KFP_HOST"]})
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     assert not [pid for pid in filter(str.isdigit, os.listdir("/proc")) if _is_in(folder, pid)]
 
 

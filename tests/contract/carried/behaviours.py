@@ -152,7 +152,7 @@ def python(program: str, *, replicas: int = 2, **fields: Any) -> AppDef:
 
 def _served(folder: Path) -> AppDef:
     # The server goes with the trainers: the launcher needs the time to read what it has printed.
-    waits = f"import time\nwhile not os.path.exists({str(folder / 'serves')!r}): time.sleep(0.05)\ntime.sleep(1)"
+    waits = f"import time\nwhile not os.path.exists({str(folder / 'serves')!r}): time.sleep(0.05)\ntime.sleep(3)"
     (trainer,) = python(f"{TRAIN}\n{waits}").roles
     serves = ["-uc", SERVE, str(folder)]
     return AppDef("train", roles=[trainer, Role("server", image="any", entrypoint="python", args=serves)])

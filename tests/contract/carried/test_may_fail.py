@@ -75,7 +75,7 @@ def test_a_stage_that_is_asked_to_end_has_not_succeeded(stage: Stage, trap: str,
     script = f"trap '{trap}' TERM INT; echo ready; while :; do sleep 0.05; done"
     process = stage.start("sh", "-c", script)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert (process.returncode, said) == (code, "")
     assert results(stage) == {}
 
@@ -84,6 +84,6 @@ def test_a_signal_that_only_tells_something(stage: Stage) -> None:
     """Schedulers announce a preemption with SIGUSR1, and the application writes a checkpoint and goes on."""
     process = stage.start("sh", "-c", "trap 'exit 3' USR1; echo ready; while :; do sleep 0.05; done")
     process.send_signal(signal.SIGUSR1)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert (process.returncode, said) == (0, SAID.format(3))
     assert results(stage) == {"exit_code": 3}

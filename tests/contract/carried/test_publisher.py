@@ -148,7 +148,7 @@ def handle(number, frame):
 for name in {names}:
     signal.signal(getattr(signal, name), handle)
 print("ready", flush=True)
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 100
 while not count and time.monotonic() < deadline:
     time.sleep(0.01)
 time.sleep(0.3)
@@ -162,7 +162,7 @@ def test_signals_reach_the_application_once(tmp_path: Path, name: str, group: bo
     """Docker signals a container's first process; Argo's executor signals its whole process group."""
     process = Stage(tmp_path).start(sys.executable, "-c", HANDLER.format(names=[name]), start_new_session=True)
     (os.killpg if group else os.kill)(process.pid, getattr(signal, name))
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=120)
     assert (process.returncode, out, error) == (41, f"got {name}\n", "")
 
 
@@ -210,7 +210,7 @@ while True: time.sleep(0.01)
 def test_sigterm_ends_the_application(application: list[str], code: int, output: str, tmp_path: Path) -> None:
     process = Stage(tmp_path).start(*application)
     process.terminate()
-    found, error = process.communicate(timeout=60)
+    found, error = process.communicate(timeout=120)
     assert (process.returncode, found, error) == (code, output, "")
 
 
@@ -222,7 +222,7 @@ def test_an_early_signal_ends_the_stage(tmp_path: Path) -> None:
         process = subprocess.Popen(command, env=stage.environ)
         time.sleep(delay)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         assert process.returncode in (143, -signal.SIGTERM)
 
 
@@ -275,7 +275,7 @@ def test_it_can_be_the_init_of_a_container(tmp_path: Path) -> None:
     assert process.stdout.readline() == "0\n", "zombies"
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert (process.returncode, out) == (9, "got\n")
 
 

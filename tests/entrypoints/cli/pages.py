@@ -54,7 +54,7 @@ class Served:
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """Return the answer to a request; the path is what follows the port."""
-        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=120)
         try:
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()

@@ -36,7 +36,7 @@ def host(tmp_path: Path) -> Iterator[DevHost]:
 def status(host: DevHost, path: str = _RUNS, **headers: str) -> int:
     asked = urllib.request.Request(host.url + path, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(asked, timeout=120) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:
@@ -79,7 +79,7 @@ def test_a_request_that_makes_no_sense_is_answered(
     host: DevHost, path: str, headers: Mapping[str, str], data: bytes | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     asked = urllib.request.Request(host.url + path, data, {"Authorization": "Bearer right", **headers})
-    with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(asked, timeout=30):
+    with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(asked, timeout=120):
         pass
     with refused.value as error:
         assert error.code in (400, 500, 501)
@@ -88,7 +88,7 @@ def test_a_request_that_makes_no_sense_is_answered(
 
 
 def test_the_address_has_a_page_that_says_what_it_is(host: DevHost) -> None:
-    with urllib.request.urlopen(host.url, timeout=30) as answer:
+    with urllib.request.urlopen(host.url, timeout=120) as answer:
         assert re.search(says("dev host", "no pages", "watch"), answer.read().decode())
     assert status(host, "/", Host="evil.example") == 403
 
@@ -120,7 +120,7 @@ def test_without_its_package_the_command_says_what_to_type(tmp_path: Path) -> No
         "from torchx_kfp.__main__ import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 2
     assert re.search(says("pip install", "torchx-kfp-dev-host @ git+https://github.com/"), done.stderr)

@@ -337,7 +337,7 @@ def test_without_a_terminal_ctrl_c_reaches_all_processes_of_the_stage(tmp_path: 
     )
     assert replaying.stdout.readline() == b"ready\n"
     replaying.send_signal(signal.SIGINT)
-    _, shown = replaying.communicate(timeout=60)
+    _, shown = replaying.communicate(timeout=120)
     assert b"KeyboardInterrupt" in shown
 
 

@@ -22,7 +22,7 @@ def request(
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(host.url + path, data, dict(headers or {}), method=method)
     try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(asked, timeout=120) as answer:
             status, content, kind = answer.status, answer.read(), answer.headers.get_content_type()
     except urllib.error.HTTPError as error:
         with error:
@@ -46,7 +46,7 @@ def submit(host: KfpHost, spec: Any, arguments: Mapping[str, Any], name: str = "
     return run_id
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 60) -> Any:
+def wait_until(true: Callable[[], Any], seconds: float = 120) -> Any:
     """Return the value of the function as soon as it is true."""
     deadline = time.monotonic() + seconds
     while not (value := true()):

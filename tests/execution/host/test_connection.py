@@ -30,7 +30,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.execution.host.connection import Connection, Timeouts
 from torchx_kfp.execution.host.settings import Settings, read_settings
 
-QUICK = Timeouts(connect=2, read=2, wait=0.001)
+QUICK = Timeouts(wait=0.001)
 RUNS = "/apis/v2beta1/runs"
 
 
@@ -395,7 +395,7 @@ def run_without_host(tmp_path: Path, code: str, **environ: str) -> subprocess.Co
     program = (
         "from torchx_kfp.execution.host.connection import Connection, Timeouts\n"
         "from torchx_kfp.execution.host.settings import read_settings\n"
-        f"connection = Connection(read_settings(), Timeouts(connect=2, read=2, retries=0))\n{code}"
+        f"connection = Connection(read_settings(), Timeouts(retries=0))\n{code}"
     )
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],

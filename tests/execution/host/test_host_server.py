@@ -133,6 +133,6 @@ def test_kfps_own_client_works_with_the_host(kfp_host: KfpHost, tmp_path: Path) 
     compiler.Compiler().compile(small, file)
     client = Client(host=kfp_host.url)
     run = client.create_run_from_pipeline_package(file, arguments={"code": "print(1)"}, run_name="theirs")
-    ended = client.wait_for_run_completion(run.run_id, timeout=60, sleep_duration=0.1)
+    ended = client.wait_for_run_completion(run.run_id, timeout=120, sleep_duration=0.1)
     assert (ended.state, ended.display_name, ended.finished_at >= ended.created_at) == ("SUCCEEDED", "theirs", True)
     assert [each.run_id for each in client.list_runs(page_size=1, sort_by="created_at desc").runs] == [run.run_id]

@@ -147,7 +147,7 @@ class Silent(MemoryFileSystem):
 
     def _open(self, *arguments: object, **options: object) -> object:
         Silent.asked += 1
-        self.released.wait(60)
+        self.released.wait(120)
         raise RuntimeError("over")
 
     cat_file = _open

@@ -119,7 +119,7 @@ def test_a_retry_is_watched(retried: Retried) -> None:
     assert run.wait(Watch()).state is State.FAILED
     said = retried.program("watch", run_id).stderr
     assert re.search(says(f"torchx-kfp retry {run_id}\n", "Submit it again to continue", "KFP's cache"), said), said
-    result = run.retry().wait(Watch(), timeout=60)
+    result = run.retry().wait(Watch(), timeout=120)
     assert (result.state, result["train"].state) == (State.FAILED, State.FAILED), "nothing has changed"
     (retried.folder / "go").touch()
     done = retried.program("retry", run_id, "--watch")

@@ -176,7 +176,7 @@ def test_a_run_is_not_waited_for_any_longer(kfp_host: KfpHost, tmp_path: Path) -
         run.wait(Watch(), timeout=1.5)
     assert 1.5 <= time.monotonic() - begun < 60
     go.touch()
-    assert run.wait(Watch(), timeout=60).state is State.SUCCEEDED
+    assert run.wait(Watch(), timeout=120).state is State.SUCCEEDED
 
 
 def test_a_failed_run_raises_with_the_last_lines(kfp_host: KfpHost, capsys: pytest.CaptureFixture[str]) -> None:

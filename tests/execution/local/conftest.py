@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
+from torchx_kfp.execution.local import dag_scheduler
 from torchx_kfp.local import RunResult, Watch, run
+
+
+@pytest.fixture(autouse=True)
+def _in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no stage overtake another that is slow to prepare because the machine is busy."""
+    monkeypatch.setattr(dag_scheduler, "_PATIENCE", 60.0)
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_a_signal_ends_a_run_while_a_store_is_silent(tmp_path, monkeypatch):
 
     def keys(*_: Any) -> list[str]:
         os.kill(os.getpid(), signal.SIGINT)
-        patience.wait(60)
+        patience.wait(120)
         answered.append(True)
         return []
 

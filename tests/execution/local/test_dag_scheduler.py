@@ -12,6 +12,7 @@ from kfp import dsl
 
 from tests.execution.local.components import shell, write
 from tests.watching import Heard
+from torchx_kfp.execution.local import dag_scheduler
 from torchx_kfp.execution.local.cache import Cache
 from torchx_kfp.local import StageFinished, StageStarted
 
@@ -97,10 +98,11 @@ def test_a_stage_that_the_cache_looks_for_holds_up_no_other(execute, monkeypatch
     def slow(self, key):
         looked.append(key)
         if len(looked) == 1:
-            assert other_ended.wait(20)
+            assert other_ended.wait(120)
         return get(self, key)
 
     monkeypatch.setattr(Cache, "get", slow)
+    monkeypatch.setattr(dag_scheduler, "_PATIENCE", 0.2)
 
     @dsl.pipeline
     def pipeline():

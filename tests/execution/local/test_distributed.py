@@ -150,11 +150,11 @@ def family(folder):
 def test_nothing_survives_the_time_limit_or_the_launcher(execute_failing, tmp_path, tracked):
     """Without the launcher, the runner finds the replicas, or the program that publishes results does."""
     options = {"tracker_base": str(tmp_path / "results"), "results": {}} if tracked else {}
-    killing = f"[ $TORCHX_REPLICA_ID = 1 ] && {{ sleep 3; kill -9 $PPID; }}; {family(tmp_path)}"
+    killing = f"[ $TORCHX_REPLICA_ID = 1 ] && {{ sleep 8; kill -9 $PPID; }}; {family(tmp_path)}"
 
     @dsl.pipeline
     def pipeline():
-        kubernetes.set_timeout(task_from_app(shell(2, family(tmp_path)), name="late", engine="job", **options), 5)
+        kubernetes.set_timeout(task_from_app(shell(2, family(tmp_path)), name="late", engine="job", **options), 12)
         task_from_app(shell(2, killing), name="killed", engine="job", **options)
 
     result = execute_failing(pipeline, grace=0.5)

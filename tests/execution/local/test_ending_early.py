@@ -38,15 +38,15 @@ def test_the_time_limit_of_a_stage_counts_for_each_attempt(execute_failing):
 
     @dsl.pipeline
     def pipeline():
-        kubernetes.set_timeout(python(code=SLEEP), 1)
+        kubernetes.set_timeout(python(code=SLEEP), 3)
         # Shells, which begin to heed nothing, or come to an end, long before the limit.
-        kubernetes.set_timeout(shell(script="trap '' TERM; while :; do sleep 0.2; done"), 1)
+        kubernetes.set_timeout(shell(script="trap '' TERM; while :; do sleep 0.2; done"), 3)
         once = shell(script="test -e tried || { touch tried; exec sleep 300; }").set_retry(1, backoff_duration="0s")
-        kubernetes.set_timeout(once, 2)
+        kubernetes.set_timeout(once, 4)
         kubernetes.set_timeout(shell(script=":"), 100)
 
     result = execute_failing(pipeline, grace=0.5)
-    over = "was ended: its time limit of 1 s was exceeded"
+    over = "was ended: its time limit of 3 s was exceeded"
     assert {stage.name: (str(stage.state), stage.reason) for stage in result.stages} == {
         "python": ("failed", over),
         "shell": ("failed", over),
@@ -63,7 +63,7 @@ def test_what_an_application_leaves_behind_is_asked_to_end(execute_failing):
     @dsl.pipeline
     def pipeline():
         role = Role("trainer", "image:1", entrypoint="sh", args=["-c", script], max_retries=1)
-        kubernetes.set_timeout(task_from_app(AppDef("train", [role])), 2)
+        kubernetes.set_timeout(task_from_app(AppDef("train", [role])), 5)
 
     stage = execute_failing(pipeline, grace=5)["train"]
     assert (stage.exit_code, stage.last_lines()) == (3, ["asked", "child asked"])
@@ -86,18 +86,18 @@ def three():
 def test_the_time_limit_of_a_run(execute_failing, own):
     loaded = load_pipeline(three)
     if own:
-        loaded = dataclasses.replace(loaded, platform={"activeDeadlineSeconds": "2"})
+        loaded = dataclasses.replace(loaded, platform={"activeDeadlineSeconds": "5"})
     events = []
-    result = execute_failing(loaded, watch=Heard(on_event=events.append), **({} if own else {"timeout": 2.0}))
+    result = execute_failing(loaded, watch=Heard(on_event=events.append), **({} if own else {"timeout": 5.0}))
     assert states(result) == {
         "python": "canceled",
         "shell": "not run",
         "shell-2[0]": "canceled",
         "shell-2[1]": "not run",
     }
-    assert reasons(result)["python"] == "was ended with the run: the time limit of 2 s was exceeded"
+    assert reasons(result)["python"] == "was ended with the run: the time limit of 5 s was exceeded"
     assert reasons(result)["shell"] == "was not run: the run was ended"
-    assert [event.reason for event in events if isinstance(event, RunEnding)] == ["The time limit of 2 s was exceeded"]
+    assert [event.reason for event in events if isinstance(event, RunEnding)] == ["The time limit of 5 s was exceeded"]
 
 
 def test_a_signal_leaves_no_stage_out_and_lists_none_twice(tmp_path):

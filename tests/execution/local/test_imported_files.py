@@ -143,7 +143,7 @@ def test_a_copy_that_does_not_come_to_an_end(tmp_path):
         connection, _ = server.accept()
         with connection:
             runner.send_signal(signal.SIGINT)
-            _, shown = runner.communicate(timeout=60)
+            _, shown = runner.communicate(timeout=120)
     finally:
         runner.kill()
         server.close()

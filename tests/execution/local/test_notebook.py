@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,20 @@ class Client(NotebookClient):
     """Keeps what cells have shown, in its order: the notebook has only the last state of a table."""
 
     shown: list[str]
+    on_shown: Callable[[str], None]
 
     def process_message(self, msg: dict[str, Any], *args: Any) -> Any:
         if html := msg["content"].get("data", {}).get("text/html"):
             self.shown.append(html)
+            self.on_shown(html)
         return super().process_message(msg, *args)
 
 
-def execute(folder: Path, *cells: str) -> Client:
+def execute(folder: Path, *cells: str, on_shown: Callable[[str], None] = lambda html: None) -> Client:
     """Execute the cells in a folder."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = Client(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})
-    client.shown = []
+    client.shown, client.on_shown = [], on_shown
     client.execute()
     return client
 
@@ -59,14 +62,20 @@ def test_a_pipeline_is_a_table_that_ends_as_its_result(page: Client) -> None:
 
 
 def test_a_table_changes_and_text_of_stages_is_text(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
     (tmp_path / "loud.py").write_text(
-        "import time\n\n\ndef loud():\n    print('<script>alert(1)</script>\\x1b[31m', flush=True)\n    time.sleep(1)\n"
+        "import os, time\n\n\ndef loud():\n    print('<script>alert(1)</script>\\x1b[31m', flush=True)\n"
+        f"    while not os.path.exists({str(seen)!r}):\n        time.sleep(0.05)\n"
     )
+
+    def is_live(html: str) -> bool:
+        return "<td>running</td>" in html and "loud | &lt;script&gt;" in html
+
     cell = (
         "from kfp import dsl\nfrom torchx_kfp import Stages, local\nimport loud\n\n"
         "@dsl.pipeline(name='p')\ndef p():\n    Stages().python(loud.loud, image='i')\n\nlocal.run(p);"
     )
-    shown = execute(tmp_path, cell).shown
-    assert [html for html in shown if "<td>running</td>" in html and "loud | &lt;script&gt;" in html]
+    shown = execute(tmp_path, cell, on_shown=lambda html: seen.touch() if is_live(html) else None).shown
+    assert any(map(is_live, shown))
     assert not [html for html in shown if "<script" in html or "\x1b" in html]
     assert "<pre>" not in shown[-1]

@@ -20,7 +20,7 @@ from torchx_kfp.tracking import current_run
 word, path, data = sys.argv[1:]
 pathlib.Path(path).write_text(word)
 pathlib.Path(f"began-{word}").touch()
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 120
 while len(list(pathlib.Path().glob("began-*"))) < 2 and time.monotonic() < deadline:
     time.sleep(0.01)
 current_run().add_artifact("model", path, store=STORE)

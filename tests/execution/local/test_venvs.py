@@ -183,9 +183,9 @@ def test_an_environment_whose_maker_was_ended(execute, tmp_path, cache, monkeypa
         compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
         command = [str(Path(sys.executable).parent / "torchx-kfp"), "run", "pipeline.yaml", "--quiet"]
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as runner:
-            assert asked.wait(60)
+            assert asked.wait(120)
             os.kill(runner.pid, number)
-            runner.wait(60)
+            runner.wait(120)
         go.set()
         left = environments(cache)
         if number == signal.SIGINT:

@@ -361,7 +361,7 @@ for group in json.loads(sys.argv[1]):
         child = os.fork()
         if not child:
             os.environ.update(environ)
-            time.sleep(start - time.time())
+            time.sleep(max(0, start - time.time()))
             exec(code)
             sys.exit()
         children.append(child)
