@@ -74,15 +74,16 @@ def _needed(path: Path, imports: Mapping[str, set[str]]) -> set[str]:
 def _tests() -> Mapping[str, set[str]]:
     """Return the files of all tests and their helpers, each with the names that it imports."""
     paths = sorted((REPOSITORY / "tests").rglob("*.py"))
-    return {str(path.relative_to(REPOSITORY)): set(_imports(path)) for path in paths}
+    return {str(path.relative_to(REPOSITORY)): set(imports_of(path.read_text(encoding="utf-8"))) for path in paths}
 
 
 def _is_test(file: str) -> bool:
     return Path(file).name.startswith("test_")
 
 
-def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports_of(text: str) -> Iterator[str]:
+    """Yield the modules that a module's text imports, and the names from them, which may be modules as well."""
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -97,16 +98,17 @@ def _uses(names: Iterable[str], package: str) -> bool:
 def _importers(path: Path, imports: Mapping[str, set[str]]) -> set[str]:
     """Return the files of tests that import a module, directly or through helpers of tests."""
     found: set[str] = set()
-    names = [_name(path)]
+    names = [name_of(path)]
     while names:
         name = names.pop()
         new = {file for file, imported in imports.items() if name in imported} - found
         found |= new
-        names += [_name(Path(file)) for file in new if not _is_test(file)]
+        names += [name_of(Path(file)) for file in new if not _is_test(file)]
     return found
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
+    """Return the dotted name of a module's file."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 

@@ -8,7 +8,6 @@ The figures are a compass, not limits. Everything is counted from the source, so
 
 from __future__ import annotations
 
-import ast
 import io
 import os
 import subprocess
@@ -18,12 +17,12 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from dev.changed import PACKAGE, REPOSITORY
+from dev.changed import PACKAGE, REPOSITORY, imports_of, name_of
 
 #: What ``CONTRIBUTING.md`` calls the public API. Everything else of the package is internal.
 PUBLIC = {
     PACKAGE,
-    *(f"{PACKAGE}.{name}" for name in ["engines", "tracking", "local", "host", "hpo", "hpo.ax", "errors"]),
+    *(f"{PACKAGE}.{name}" for name in ["tracking", "local", "host", "hpo", "hpo.ax", "errors"]),
 }
 
 _COUNT = """
@@ -41,9 +40,9 @@ def measures(root: Path) -> dict[str, int | str]:
     """Measure the repository at ``root``."""
     texts = {it.relative_to(root): it.read_text(encoding="utf-8") for it in sorted(root.rglob("*.py"))}
     lines = {path: text.count("\n") for path, text in texts.items()}
-    modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in lines}
+    modules = {name_of(path) for path in lines if path.parts[0] == PACKAGE}
     tests = [path for path in lines if path.name.startswith("test_")]
-    knowing = [path for path in tests if _imported(texts[path], modules) - PUBLIC]
+    knowing = [path for path in tests if {*imports_of(texts[path])} & modules - PUBLIC]
     folders: Counter[str] = Counter()
     for path, count in lines.items():
         if path.parts[0] == PACKAGE:
@@ -68,18 +67,6 @@ def _commands(root: Path) -> dict[str, int | str]:
     done = subprocess.run([sys.executable, "-c", _COUNT], cwd=root, env=environ, check=True, capture_output=True)
     commands, parameters = map(int, done.stdout.split())
     return {"commands": commands, "parameters of commands": parameters}
-
-
-def _imported(text: str, modules: set[str]) -> set[str]:
-    """Return the modules of the package that a text imports."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names & modules or {node.module}
-    return {name for name in found if name.partition(".")[0] == PACKAGE}
 
 
 def main(revisions: list[str]) -> None:

@@ -10,7 +10,6 @@ import functools
 import gzip
 import json
 import re
-import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from http.cookies import SimpleCookie
@@ -140,7 +139,7 @@ class UsersApi(ClusterApi):
         return page_of(found, query, "experiments")
 
     def _create_experiment(self, *, body: Any, **more: Any) -> Any:
-        made = self._add_experiment(body["display_name"], body.get("description", ""), time.time())
+        made = self._add_experiment(body["display_name"], body.get("description", ""))
         made["namespace"] = body["namespace"]
         return made
 

@@ -37,9 +37,7 @@ class Api:
         self._lock = threading.RLock()
         self.runs: dict[str, Run] = {}
         self._experiments: dict[str, dict[str, Any]] = {}
-        self._add_experiment(
-            "Default", "All runs created without specifying an experiment will be grouped here.", time.time()
-        )
+        self._add_experiment("Default", "All runs created without specifying an experiment will be grouped here.")
 
     def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Any:
         """Return the answer to a request: a JSON value, or text.
@@ -170,13 +168,13 @@ class Api:
             raise error
         return text
 
-    def _add_experiment(self, name: str, description: str, created: float) -> dict[str, Any]:
+    def _add_experiment(self, name: str, description: str) -> dict[str, Any]:
         identity = str(uuid.uuid4())
         self._experiments[identity] = {
             "experiment_id": identity,
             "display_name": name,
             **({"description": description} if description else {}),
-            "created_at": shown_time(created),
+            "created_at": shown_time(time.time()),
             "storage_state": "AVAILABLE",
             "last_run_created_at": shown_time(0),
         }
@@ -190,7 +188,7 @@ class Api:
         if any(each["display_name"] == name for each in self._experiments.values()):
             cause = f"The name {name} already exist. Please specify a new name"
             raise Refused(409, 6, f"Failed to create a new experiment: Already exist error: {cause}", cause)
-        return self._add_experiment(name, body.get("description", ""), time.time())
+        return self._add_experiment(name, body.get("description", ""))
 
 
 _ROUTES = [

@@ -31,13 +31,9 @@ class Naming:
         return f"{name}({number})"
 
     @property
-    def entry(self) -> str:
-        return self.attempt(self.workflow)
-
-    @property
     def root(self) -> str:
         """The DAG of the pipeline's tasks."""
-        return self.attempt(f"{self.entry}.root")
+        return self.attempt(f"{self.attempt(self.workflow)}.root")
 
     def iteration(self, loop: str, index: int) -> str:
         """Return the DAG of one iteration, given the name of the loop's task."""
