@@ -146,4 +146,7 @@ def test_a_run_in_which_some_stages_have_a_tracker_base(
     for word in ("latest", "latest/load"):
         assert {row["name"] for row in json.loads(call("get", word, "--json").stdout)} == {"folder", "out"}
     assert Path(call("get", "latest/load/out").stdout.strip()).read_text() == "data\n"
-    assert "has no artifact 'fit/out'" in call("get", "latest/fit/out").stderr
+    for wanted in ("fit/out", "load/ouT"):
+        error = call("get", f"latest/{wanted}").stderr
+        assert f"has no artifact '{wanted}'" in error
+        assert "It has 'load/folder', 'load/out'." in error

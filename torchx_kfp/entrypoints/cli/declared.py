@@ -9,12 +9,11 @@ import contextlib
 import filecmp
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.safe_files import UnfitFileError, copy_content, is_below, open_regular
-from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ArgumentError, HostError, PipelineError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in, is_object_store
@@ -53,30 +52,13 @@ def artifacts_of(result: StageResult) -> Iterator[tuple[str, Artifact]]:
         yield from ((output if len(made) == 1 else f"{output}[{place}]", it) for place, it in enumerate(made))
 
 
-def find_artifacts(record: RunRecord, wanted: str) -> dict[str, Artifact]:
-    """Return the artifacts ``STAGE/NAME`` of stages without a tracker base, by full name.
-
-    Raises:
-        ArgumentError: it is an output parameter.
-    """
+def refuse_output(record: RunRecord, wanted: str) -> None:
+    """Raise ArgumentError if the artifact ``STAGE/NAME`` is an output parameter of a stage without a tracker base."""
     stage, _, name = wanted.rpartition("/")
-    found: dict[str, Artifact] = {}
     for each in untracked_stages(record, stage) if stage else []:
-        result = record.run.by_name[each].result
-        if name in result.outputs:
+        if name in record.run.by_name[each].result.outputs:
             there = f"{record.run_id}/{each}"
             raise ArgumentError(f"The output {name!r} of {each!r} is a value: `torchx-kfp show {there}` shows it.")
-        found |= {f"{each}/{name}": artifact for own, artifact in artifacts_of(result) if own == name}
-    return found
-
-
-def no_artifact(name: str, wanted: str, there: Collection[str]) -> ArgumentError:
-    """Return the error about an artifact that is unknown, or not named (""), with those that a run has."""
-    what = f"{name} has no artifact {shown(wanted)} (STAGE/NAME).{did_you_mean(wanted, there)}"
-    return ArgumentError(
-        f"{what if wanted else f'Name an artifact of {name}: {name}/STAGE/NAME.'} It has "
-        f"{listed(map(repr, there)) or 'none'}."
-    )
 
 
 def describe(source: RunSource, name: str) -> dict[str, Any]:
