@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,10 @@ from torchx_kfp.contract.inputs import (
     find_rewritten,
     output_placeholder,
     parameter_placeholder,
-    plain_json,
     stage_value,
 )
 from torchx_kfp.contract.scripts import retry_words, workspace_words
-from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
+from torchx_kfp.contract.specification import REPLICA, LauncherSpec, RoleSpec
 from torchx_kfp.execution.model.texts import expand
 
 TESTS = Path(__file__).parents[1]
@@ -36,21 +36,40 @@ OUTPUTS = Outputs(
     {"accuracy": ("float", "accuracy"), "top_5": ("list", "top-5")},
     {"model": ("model", False), "report_1": ("report/1", True)},
 )
-SPECIFICATION = LauncherSpec(
-    **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "succeeded", "host", "config"), "text"),
-    object={"name": {"@": "name"}},
-    roles=[
-        RoleSpec(
-            name="a",
-            pod={"spec": {"containers": [{"name": "a", "image": "$(image)"}]}},
-            most=3,
-            fewest=2,
-            env=[["B", None], ["C", [0, None]]],
-            command=[[0], [None]],
-        )
-    ],
-    retries=2,
-)
+#: The index of a replica in the texts of ``SPECIFICATION``, whose words are those of the application.
+INDEX = object()
+
+
+def specification(application: list[str]) -> LauncherSpec[Any]:
+    return LauncherSpec(
+        **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "succeeded", "host", "config"), "text"),
+        **{key: [] for key in ("companions", "claims", "success")},
+        object={"name": {"@": "name"}},
+        roles=[
+            RoleSpec(
+                name="a",
+                pod={"spec": {"containers": [{"name": "a", "image": "$(image)"}]}},
+                image=("$(image)",),
+                most=3,
+                fewest=2,
+                ports=[1],
+                inherited=["B"],
+                env={"C": (application[0], INDEX)},
+                command=[(word,) for word in application],
+            ),
+            RoleSpec(
+                name="b",
+                ports=[],
+                inherited=[],
+                pod={"spec": {"containers": [{"name": "b", "image": {"@": "1.image"}}]}},
+                image=("x:", *application[:1]),
+                count=(application[-1],),
+            ),
+        ],
+        retries=2,
+    )
+
+
 PROGRAMS = ["none", "retries", "launcher"]
 
 
@@ -75,12 +94,15 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
     values: list[str] = []
     lifts = form != "untracked"
     own = [encoded(draw, f"{name}=", value, values, lifts=lifts) for name, value in variables.items()]
+    launched = specification(application) if program == "launcher" else None
+    data, texts = launched.encode(INDEX) if launched else ({}, [])
+    application = ["".join(parts) for parts in texts] or application
     words = [encoded(draw, "", text, values, lifts=lifts and at > 0) for at, text in enumerate(application)]
     start: tuple[str, ...] = ()
     if program == "retries":
         start = retry_words(3, output_placeholder(RUN_ID) if lifts else None)
     if program == "launcher":
-        start = launcher_words("program", SPECIFICATION)
+        start = launcher_words("program", data)
     workspace = draw(st.none() | st.sampled_from(["", "s3://b/.torchx_kfp/workspaces/0a.tar"]))
     if workspace is not None and program != "launcher":
         start = (*workspace_words(parameter_placeholder("workspace")), *start)
@@ -121,8 +143,12 @@ def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
         "retries": 3 if program == "retries" else 0,
         "outputs": outputs if form == "published" else None,
     }
-    specification = SPECIFICATION if program == "launcher" else None
-    return list(command), {**expected, "inputs": inputs, "specification": specification}
+    return list(command), {**expected, "inputs": inputs, "specification": launched}
+
+
+def plain(parts: Any) -> str:
+    """Return a text as it is in a decoded command."""
+    return "".join(REPLICA if part is INDEX else part for part in parts)
 
 
 def filled(command: list[str], inputs: dict[str, Any]) -> list[str]:
@@ -145,8 +171,18 @@ def test_a_command_says_what_it_was_made_from(stage: tuple[list[str], dict[str, 
     decoded = decode_command(filled(command, inputs))
     application = list(expected.pop("application"))
     if specification is not None:
-        assert decoded.specification is not None
-        assert decoded.specification.to_json() == json.loads(plain_json(specification.to_json()))
+        roles = [
+            replace(
+                role,
+                image=plain(role.image),
+                env={name: plain(text) for name, text in role.env.items()},
+                command=[*map(plain, role.command)],
+                count=None if role.count is None else plain(role.count),
+            )
+            for role in specification.roles
+        ]
+        assert decoded.specification == replace(specification, roles=roles)
+        assert decoded.replica_roles == roles
         assert "{{$}}" in application
         application[application.index("{{$}}")] = decoded.application[4]
     assert list(decoded.application) == application
@@ -196,8 +232,12 @@ def test_a_later_version_is_a_foreign_command() -> None:
 )
 def test_specifications_of_all_engines(file: Path) -> None:
     data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    specification = LauncherSpec.from_json(data["spec"])
-    assert list(specification.to_json().items()) == list(data["spec"].items())
-    assert [role.name for role in specification.replica_roles(data["words"])] == [
-        role["name"] for role in data["spec"]["roles"]
-    ]
+    specification = LauncherSpec.decode(data["spec"], data["words"])
+    assert {**vars(specification), "roles": data["spec"]["roles"]}.items() >= data["spec"].items()
+    for role, recorded in zip(specification.roles, data["spec"]["roles"], strict=True):
+        names = [*role.inherited, *role.env]
+        assert (role.name, names, role.pod) == (
+            recorded["name"],
+            [name for name, _ in recorded["env"]],
+            recorded["pod"],
+        )

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from torchx import specs
@@ -53,26 +52,6 @@ WITH_ENGINE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 }
 
 
-class _Words:
-    """The distinct words of the launcher's command line; its specification refers to them by number."""
-
-    def __init__(self) -> None:
-        self.words: list[Text] = []
-
-    def place(self, parts: Text) -> list[int | None]:
-        """Return the numbers of the words that the text consists of, with None for the index of the replica."""
-        placed: list[int | None] = []
-        for is_index, run in itertools.groupby(parts, lambda part: part == REPLICA):
-            word = tuple(run)
-            if is_index:
-                placed += [None for _ in word]
-                continue
-            if word not in self.words:
-                self.words.append(word)
-            placed.append(self.words.index(word))
-        return placed
-
-
 def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: str) -> Application:
     """Return the application that starts the replicas of the stage with an engine."""
     _check_roles(app)
@@ -81,40 +60,39 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
     counts = _parse_replicas(options.replicas, app.roles)
     applications = [role_application(app, role, options, replicas=True) for role in app.roles]
     # The program that publishes results gets the first role's variables, too: they may configure the storage.
-    inherited = {name: parts for name, parts in applications[0].env.items() if REPLICA not in parts}
+    own = {name: parts for name, parts in applications[0].env.items() if REPLICA not in parts}
     shared = tracker_env(options.trackers)
     code = [protocol.CODE_URL] if any(application.starter for application in applications) else []
     of_launcher = dict.fromkeys([*protocol.VARIABLES, *code, *shared])
-    words = _Words()
     described = []
     for position, ((name, role), application) in enumerate(zip(roles.items(), applications, strict=True)):
-        count, own = counts.get(role.name), inherited if position == 0 else {}
-        env = of_launcher | {
-            variable: None if variable in own else words.place(parts) for variable, parts in application.env.items()
-        }
+        handed_on = own if position == 0 else {}
+        env = {variable: parts for variable, parts in application.env.items() if variable not in handed_on}
+        inherited = [variable for variable in {**of_launcher, **handed_on} if variable not in env]
         command = [*application.starter, *application.words]
         texts = [_constant(parts) for parts in (*command, *application.env.values())]
         variables = _variables(options, application)
-        engine.check_text(role, texts[: len(command)], texts[len(command) :], len(env) + len(variables))
-        filled_in = None if is_constant(application.image) else words.place(application.image)
+        number = len(env) + len(inherited) + len(variables)
+        engine.check_text(role, texts[: len(command)], texts[len(command) :], number)
         described.append(
             RoleSpec(
                 name=name,
                 most=role.num_replicas,
-                fewest=getattr(role, "min_replicas", None),
-                env=[*env.items()],
+                fewest=getattr(role, "min_replicas", None) or 1,
+                inherited=inherited,
+                env=env,
                 ports=sorted({int(port) for port in (role.port_map or {}).values()}),
                 restarts=restarts_alone(role) or None,
-                command=[words.place(parts) for parts in command],
-                count=None if count is None else words.place(count)[0],
-                image=filled_in,
+                command=command,
+                count=counts.get(role.name),
+                image=application.image,
                 pod=pod_template(
                     engine,
                     role,
                     name,
                     position,
                     macro_values(app, "0" if role.num_replicas == 1 else parameter_text(REPLICA)),
-                    image=marker(f"{position}.image") if filled_in else role.image,
+                    image=role.image if is_constant(application.image) else marker(f"{position}.image"),
                     env=variables,
                 ),
             )
@@ -132,15 +110,16 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
         claims=[path for _, path in volumes],
         roles=described,
         failure=LAUNCHER_FAILED if options.may_fail else None,
-        **engine.workload(roles, [one.pod for one in described]),
+        **engine.workload(roles, [dict(one.pod) for one in described]),
     )
-    program = launcher_words(carried_program("launcher", inline=options.inline), specification)
+    data, words = specification.encode(REPLICA)
+    program = launcher_words(carried_program("launcher", inline=options.inline), data)
     for word in program:
         check_word(word, "An argument of the stage's own program, such as the roles of a distributed stage,")
     image = engine.launcher_image
     return Application(
-        words=words.words,
-        env={**shared, **inherited},
+        words=words,
+        env={**shared, **own},
         field_paths={
             protocol.ARGO_NODE: protocol.ARGO_NODE_ANNOTATION,
             protocol.SERVICE_ACCOUNT: "spec.serviceAccountName",

@@ -64,7 +64,7 @@ from torchx_kfp.contract.scripts import (
     script_words,
     workspace_in,
 )
-from torchx_kfp.contract.specification import LauncherSpec, ReplicaRole
+from torchx_kfp.contract.specification import LauncherSpec, RoleSpec
 
 #: The artifact that shows all numbers of a stage with outputs in KFP's UI.
 METRICS = "metrics"
@@ -159,9 +159,9 @@ def installed_program(package: str, name: str) -> str:
     return _INSTALLED.format(package, name=name)
 
 
-def launcher_words(program: str, specification: LauncherSpec) -> tuple[str, ...]:
+def launcher_words(program: str, specification: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the words that run the launcher of a distributed stage; the words of its replicas follow."""
-    return ("python3", "-c", program, plain_json(specification.to_json()), EXECUTOR_INPUT)
+    return ("python3", "-c", program, plain_json(specification), EXECUTOR_INPUT)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class DecodedCommand:
     workspace: str | None = None
     retries: int = 0
     outputs: Outputs | None = None
-    specification: LauncherSpec | None = None
+    specification: LauncherSpec[str] | None = None
 
     @property
     def may_fail(self) -> bool:
@@ -208,11 +208,9 @@ class DecodedCommand:
         return next(iter(self.tracker_bases), None)
 
     @property
-    def replica_roles(self) -> list[ReplicaRole]:
-        """The roles of a distributed stage; empty if the stage is not distributed or its specification is malformed."""
-        with contextlib.suppress(LookupError, TypeError, AttributeError):
-            return self.specification.replica_roles(self.application[5:]) if self.specification else []
-        return []
+    def replica_roles(self) -> Sequence[RoleSpec[str]]:
+        """The roles of a distributed stage; empty if the stage is not distributed."""
+        return self.specification.roles if self.specification is not None else ()
 
 
 def decode_command(command: Sequence[str]) -> DecodedCommand:
@@ -280,7 +278,7 @@ def _application(words: Sequence[str], at: int) -> dict[str, Any]:
     if application[:2] == ("python3", "-c") and len(application) > 4 and application[3].startswith("{"):
         # The argument of another program may look similar.
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            decoded["specification"] = LauncherSpec.from_json(json.loads(application[3]))
+            decoded["specification"] = LauncherSpec.decode(json.loads(application[3]), application[5:])
     return {**decoded, "application": application}
 
 

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
 
 #: TorchX's macro for the index of a replica.
 REPLICA = "${replica_id}"
@@ -21,8 +22,8 @@ _COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
 
 #: The end of the launcher's line about the replica that has failed first, before that replica's last lines.
 LAST_LINES_FOLLOW = "; its last lines:"
-#: A text: numbers of the launcher's words, which are joined, and None for the index of the replica.
-WordNumbers = Sequence["int | None"]
+#: A text of a role: in authoring, a tuple of constants and references; in a decoded command, a str.
+_Text = TypeVar("_Text")
 
 
 class ReplicaCount(NamedTuple):
@@ -39,28 +40,74 @@ class ReplicaCount(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoleSpec:
-    """A role for the launcher.
+class RoleSpec(Generic[_Text]):
+    """A role of a distributed stage.
 
-    It has ``most`` replicas, or the number in the word ``count``, at least ``fewest``. A
-    variable without text has the launcher's value, if any. ``pod`` is the template of its pods; it has the image,
-    unless ``image`` has it.
+    It has ``most`` replicas, or ``count`` if the number is known only at run time, at least ``fewest``. ``env`` are its
+    variables, and ``inherited`` those with the launcher's values, if any. ``pod`` is the template of its pods, with a
+    marker if ``image`` is known only at run time. In a decoded text, ``REPLICA`` is the index of the replica.
     """
 
     name: str
-    pod: dict[str, Any]
+    pod: Mapping[str, Any]
+    image: _Text
     most: int = 1
-    fewest: int | None = None
-    env: Sequence[tuple[str, WordNumbers | None]] = ()
+    fewest: int = 1
+    inherited: Sequence[str] = ()
+    env: Mapping[str, _Text] = field(default_factory=dict)
     ports: Sequence[int] = ()
     restarts: int | None = None
-    command: Sequence[WordNumbers] = ()
-    count: int | None = None
-    image: WordNumbers | None = None
+    command: Sequence[_Text] = ()
+    count: _Text | None = None
+
+    def encode(self, place: Callable[[_Text], list[int | None]]) -> dict[str, Any]:
+        """Return the JSON form; ``place`` returns the numbers of the words of a text."""
+        fields = {
+            "name": self.name,
+            "pod": self.pod,
+            "most": self.most,
+            "fewest": self.fewest if self.fewest > 1 else None,
+            "env": [[name, None] for name in self.inherited] + [[name, place(text)] for name, text in self.env.items()],
+            "ports": self.ports,
+            "restarts": self.restarts,
+            "image": place(self.image) if isinstance(self.container["image"], Mapping) else None,
+            "command": [*map(place, self.command)],
+            "count": None if self.count is None else place(self.count)[0],
+        }
+        return _without_none(fields)
+
+    @staticmethod
+    def decode(fields: Any, text: Callable[[Sequence[int | None]], str]) -> RoleSpec[str]:
+        """Return the role in this JSON; ``text`` returns the text of the words with these numbers."""
+        pod, env = fields["pod"], fields["env"]
+        texts = {
+            "image": text(fields["image"]) if "image" in fields else pod["spec"]["containers"][0]["image"],
+            "inherited": [name for name, parts in env if parts is None],
+            "env": {name: text(parts) for name, parts in env if parts is not None},
+            "command": [*map(text, fields["command"])],
+            "count": text([fields["count"]]) if "count" in fields else None,
+        }
+        return RoleSpec(**{**fields, **texts})
+
+    @property
+    def container(self) -> Mapping[str, Any]:
+        """The container of its pods."""
+        return self.pod["spec"]["containers"][0]  # type: ignore[no-any-return]  # of JSON
+
+    @property
+    def variables(self) -> list[Mapping[str, Any]]:
+        """The entries of its environment that the launcher does not fill in."""
+        return [one for one in self.container.get("env") or () if "name" in one]
+
+    @property
+    def mounts(self) -> list[str]:
+        """The paths of its mounts, except the shared memory of each pod."""
+        mounts = self.container.get("volumeMounts") or ()
+        return [mount["mountPath"] for mount in mounts if mount["mountPath"] != "/dev/shm"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherSpec:
+class LauncherSpec(Generic[_Text]):
     """The launcher's input: the engine's object, the location of its state, and the roles.
 
     ``api`` and ``plural`` name the collection of ``object``; ``companions`` are objects that it owns, as (api, plural,
@@ -88,42 +135,47 @@ class LauncherSpec:
     ends: bool | None = None
     claims: Sequence[str] = ()
     success: Sequence[str] = ()
-    roles: Sequence[RoleSpec] = ()
+    roles: Sequence[RoleSpec[_Text]] = ()
     failure: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, without the fields that are None."""
-        return asdict(self, dict_factory=lambda fields: {name: value for name, value in fields if value is not None})
+    def encode(self, replica: Any) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+        """Return the JSON form, and the words of the launcher's command line, to which it refers by number.
 
-    @classmethod
-    def from_json(cls, data: Any) -> LauncherSpec:
-        """Return the specification in this JSON.
+        Args:
+            replica: the part of a text that is the index of the replica.
+        """
+        words: list[tuple[Any, ...]] = []
+
+        def place(text: Any) -> list[int | None]:
+            """Return the numbers of the words that the text consists of, with None for the index of the replica."""
+            placed: list[int | None] = []
+            for is_index, run in itertools.groupby(text, lambda part: part == replica):
+                word = tuple(run)
+                if is_index:
+                    placed += [None for _ in word]
+                    continue
+                if word not in words:
+                    words.append(word)
+                placed.append(words.index(word))
+            return placed
+
+        roles = [role.encode(place) for role in self.roles]
+        return _without_none({**vars(self), "roles": roles}), words
+
+    @staticmethod
+    def decode(data: Any, words: Sequence[str]) -> LauncherSpec[str]:
+        """Return the specification in this JSON; ``words`` are the launcher's.
 
         Raises:
             TypeError: it is not a specification.
-            KeyError: likewise.
+            LookupError: likewise.
         """
-        return cls(**{**data, "roles": [RoleSpec(**role) for role in data["roles"]]})
 
-    def replica_roles(self, words: Sequence[str]) -> list[ReplicaRole]:
-        """Return the roles; ``words`` are the launcher's."""
-
-        def text(parts: WordNumbers) -> str:
+        def text(parts: Sequence[int | None]) -> str:
             return "".join(REPLICA if part is None else words[part] for part in parts)
 
-        return [
-            ReplicaRole(
-                role.name,
-                role.pod["spec"]["containers"][0]["image"] if role.image is None else text(role.image),
-                role.pod["spec"],
-                "" if role.count is None else words[role.count],
-                role.fewest or 1,
-                role.most,
-                tuple(map(text, role.command)),
-                {name: text(parts) for name, parts in role.env if parts is not None},
-            )
-            for role in self.roles
-        ]
+        roles = [RoleSpec.decode(role, text) for role in data["roles"]]
+        return LauncherSpec(**{**data, "roles": roles})
 
     @property
     def engine_options(self) -> list[str]:
@@ -137,31 +189,5 @@ class LauncherSpec:
         return [option for option, there in is_set.items() if there]
 
 
-@dataclass(frozen=True)
-class ReplicaRole:
-    """A role of a distributed stage, with its text.
-
-    ``image`` may contain placeholders; ``pod`` is the spec of its pods. ``count`` is the number of its replicas if
-    it is known only at run time, as text with a placeholder; it must be from ``fewest`` to ``most``. ``command`` is its
-    command line, ``env`` its own variables; in both, ``${replica_id}`` is the replica's index.
-    """
-
-    name: str
-    image: str
-    pod: Mapping[str, Any]
-    count: str = ""
-    fewest: int = 1
-    most: int = 1
-    command: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def variables(self) -> list[Mapping[str, Any]]:
-        """The entries of its environment without values from the launcher."""
-        return [one for one in self.pod["containers"][0].get("env") or () if "name" in one]
-
-    @property
-    def mounts(self) -> list[str]:
-        """The paths of its mounts, except shared memory."""
-        mounts = self.pod["containers"][0].get("volumeMounts") or ()
-        return [mount["mountPath"] for mount in mounts if mount["mountPath"] != "/dev/shm"]
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

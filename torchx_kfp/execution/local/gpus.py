@@ -26,7 +26,7 @@ from typing import Any
 from torchx_kfp.common.text import counted, shown
 from torchx_kfp.contract.command import decode_command
 from torchx_kfp.contract.protocol import LOCAL_GPUS, LOCAL_RUN, REPLICA_GPUS
-from torchx_kfp.contract.specification import ReplicaRole
+from torchx_kfp.contract.specification import RoleSpec
 from torchx_kfp.errors import explain
 from torchx_kfp.execution.pipeline.placeholders import is_gpu, parse_quantity, read_limits
 from torchx_kfp.execution.pipeline.spec import Component
@@ -246,13 +246,13 @@ def _lock(name: str) -> socket.socket | None:
         return None
 
 
-def _limits(role: ReplicaRole) -> dict[str, Any]:
+def _limits(role: RoleSpec[str]) -> dict[str, Any]:
     """Return a replica's limits, except those of cpu and memory."""
-    limits = role.pod["containers"][0].get("resources", {}).get("limits", {})
+    limits = role.container.get("resources", {}).get("limits", {})
     return {name: number for name, number in limits.items() if name not in ("cpu", "memory")}
 
 
-def _replicas(role: ReplicaRole) -> int:
+def _replicas(role: RoleSpec[str]) -> int:
     """Return the number of a role's replicas, or its minimum if the number is unknown."""
     if not role.count:
         return role.most

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.contract.protocol import OF_LAUNCHERS, RUN_ID_LABEL
-from torchx_kfp.contract.specification import ReplicaRole
+from torchx_kfp.contract.specification import RoleSpec
 from torchx_kfp.execution.local.given_keys import GivenKeys, given_files
 from torchx_kfp.execution.local.gpus import Gpus, accelerators
 from torchx_kfp.execution.pipeline.placeholders import is_gpu, parse_quantity
@@ -222,9 +222,9 @@ def _unknown(key: str) -> str:
     return f"{key} (this version does not know the setting)"
 
 
-def _of_replicas(role: ReplicaRole) -> list[str]:
-    kinds = [text for key, text in _OF_REPLICAS.items() if role.pod.get(key)]
-    limits = role.pod["containers"][0].get("resources") or {}
+def _of_replicas(role: RoleSpec[str]) -> list[str]:
+    kinds = [text for key, text in _OF_REPLICAS.items() if role.pod["spec"].get(key)]
+    limits = role.container.get("resources") or {}
     if any({"cpu", "memory"} & limit.keys() for limit in limits.values()):
         kinds.append("cpu and memory limits")
     if role.mounts:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchx_kfp.common.text import joined
 from torchx_kfp.contract.protocol import workspace_digest
-from torchx_kfp.contract.specification import ReplicaRole
+from torchx_kfp.contract.specification import RoleSpec
 from torchx_kfp.errors import ArgumentError, MissingCredentialsError, TrackerError
 from torchx_kfp.execution.local import kubernetes
 from torchx_kfp.execution.local.executors.container import Containers
@@ -162,7 +162,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
             yield f"has the {what} {name!r}, which cannot be the name of a file. Rename the {what}"
 
 
-def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
+def _image_problems(image: str, roles: Sequence[RoleSpec[str]]) -> Iterator[str]:
     """Describe a distributed stage with replicas that cannot share a container."""
     # An image with placeholders is that of the first role: the image of a launcher cannot have them.
     launcher = [("its launcher", image)] if roles and "{{$" not in image else []

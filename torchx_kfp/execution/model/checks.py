@@ -77,7 +77,7 @@ def _of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[F
         if place.inside is not None or place.task.condition or place.looped:
             continue
         for role in place.component.decoded.replica_roles:
-            source = place.task.parameters.get(parameter_of(role.count) or "")
+            source = place.task.parameters.get(parameter_of(role.count or "") or "")
             if not isinstance(source, FromInput) or source.selector:
                 continue
             value = arguments.get(source.name)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.common.text import shown
-from torchx_kfp.contract.specification import ReplicaRole
+from torchx_kfp.contract.specification import RoleSpec
 from torchx_kfp.execution.model.findings import Kind
 from torchx_kfp.execution.pipeline.placeholders import parameters_in, parse_quantity
 from torchx_kfp.execution.pipeline.pod_settings import FILES, METADATA, POD_SETTINGS, VARIABLES, entries, name_of
@@ -168,14 +168,14 @@ def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
         )
 
 
-def _lost(component: Component, roles: list[ReplicaRole]) -> Iterator[str]:
+def _lost(component: Component, roles: Sequence[RoleSpec[str]]) -> Iterator[str]:
     """Yield the kinds of settings that an author added to those of the AppDef and its secrets."""
     assert component.container is not None
     if component.container.resources:
         yield "resources"
     secrets = component.platform.get("secretAsEnv") or ()
     added = {pair.get("envVar") for secret in secrets for pair in secret.get("keyToEnv") or ()}
-    of_roles = {entry.get("name") for role in roles for entry in role.pod["containers"][0].get("env") or ()}
+    of_roles = {entry.get("name") for role in roles for entry in role.container.get("env") or ()}
     if component.container.env or added - of_roles:
         yield "variables"
     if {mount["mountPath"] for mount in component.platform.get("pvcMount") or ()} - set(roles[0].mounts):
