@@ -225,10 +225,14 @@ def test_what_is_not_as_it_was_is_said_before_the_start(call):
     assert secret.startswith("- Not applied locally: the secret 'keys' (set TOKEN, or give --secret keys=FILE")
     assert "app:1" not in done.stderr
     assert "What is not" not in call("replay", "latest/make").stderr
-    done = call("replay", "latest/plain", "--env", "TOKEN=t", "--unset", "NOTHING")
+    done = call("replay", "latest/plain", "--env", "TOKEN=t")
     assert done.stdout == "says $HOME {{x}} t\n"
     assert "the secret" not in done.stderr
-    assert call("replay", "latest/first", "--unset", "COLOR").stdout == "ran ['$HOME {{x}}'] None {}\n"
+
+
+def test_a_variable_is_removed(here, call, capfd):
+    replay(here.run, "first", env={"COLOR": None}, say=[].append)
+    assert capfd.readouterr().out == "ran ['$HOME {{x}}'] None {}\n"
 
 
 def test_replicas_run_together(call):

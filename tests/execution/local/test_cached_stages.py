@@ -99,7 +99,7 @@ def test_a_stage_that_uses_the_workspace_or_cleans_up_is_run(states, tmp_path):
     assert states(pipeline) == ["succeeded"] * 2
     assert states(pipeline, kfp_workspace=tmp_path / "shared") == ["succeeded"] * 2
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match=says("--kfp-workspace", "File exists")):
+    with pytest.raises(ArgumentError, match=says("another place for it: kfp_workspace", "File exists")):
         run(pipeline, output_dir=tmp_path / "none", kfp_workspace=tmp_path / "file")
     assert not [*(tmp_path / "none").glob("*")], "nothing was begun"
 

@@ -154,7 +154,7 @@ def replay(
     """Run one stage of a run again, locally: with the same arguments, variables, inputs and parents.
 
     It runs attached to this process's terminal, so that ``breakpoint()`` and prompts work. It is a process, which
-    records its results under its own run id. The state of the original does not matter.
+    records its results under its own execution id. The state of the original does not matter.
 
     Args:
         run: a local run (its id, the beginning or end of one, ``latest``, or its folder), or a ``HostRun``.

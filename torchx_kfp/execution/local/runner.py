@@ -178,7 +178,7 @@ def start(
         prepared.upload(say)
         check_code(stages, chosen)
         if chosen.kfp_workspace and has_workspace(loaded):
-            make_folder(Path(chosen.kfp_workspace), "kfp_workspace", "--kfp-workspace")
+            make_folder(Path(chosen.kfp_workspace), "kfp_workspace")
         with Journal(folder, loaded, values, chosen.as_json(), watch.on_warning, command, exist_ok=is_again) as journal:
             context = make_context(folder, chosen, given, containers, gpus)
             context = dataclasses.replace(context, pod_names=pod_names or PodNames())

@@ -88,7 +88,7 @@ class Journal:
         Raises:
             ArgumentError: the folder cannot be made; or the disk is full, and the folder is removed.
         """
-        make_folder(folder, "output_dir", "--output-dir", exist_ok=exist_ok)
+        make_folder(folder, "output_dir (--output-dir)", exist_ok=exist_ok)
         self.folder = folder
         self._warn = warn
         self._warned = False
@@ -186,15 +186,14 @@ class Journal:
         return os.open(self.folder / name, flags | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
+def make_folder(folder: Path, argument: str, *, exist_ok: bool = True) -> None:
     """Create a folder that an argument of ``run`` names, or raise ArgumentError."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=exist_ok)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
-            f"The folder {str(folder)!r} cannot be created: {reason}. Name another place for it ({argument}, or "
-            f"{option} on the command line)."
+            f"The folder {str(folder)!r} cannot be created: {reason}. Name another place for it: {argument}."
         ) from None
 
 

@@ -32,9 +32,6 @@ from torchx_kfp.errors import ArgumentError
     multiple=True,
     help="Set a variable of the stage, by default to your value. May be given several times.",
 )
-@click.option(
-    "--unset", metavar="NAME", multiple=True, help="Remove a variable of the stage. May be given several times."
-)
 @container_options
 @finds_runs()
 def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: Any) -> None:
@@ -64,7 +61,7 @@ def replay_command(run: str, lookup: Lookup, given: dict[str, Any], **options: A
         workspace=os.path.expanduser(options["workspace"] or ""),
         tracker_base=options["tracker_base"],
         shell=options["shell"],
-        env={**_variables(options["env"]), **dict.fromkeys(options["unset"])},
+        env=_variables(options["env"]),
         # A local run keeps its replays.
         output_dir=None if isinstance(source, RunReader) else lookup.output_dir,
         secrets=given["secrets"],

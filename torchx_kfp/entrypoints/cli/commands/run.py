@@ -57,11 +57,6 @@ from torchx_kfp.tracking.tracker import absolute_base, check_tracker_base
     metavar="DIR",
     help="The directory in which stages run and find scripts.  [default: the current one]",
 )
-@click.option(
-    "--kfp-workspace",
-    metavar="DIR",
-    help="The directory for KFP's workspace, which stages share.  [default: in the run's folder]",
-)
 @click.option("--docker", is_flag=True, help="Run stages in containers of their images, with Docker or Podman.")
 @click.option(
     "--env",
