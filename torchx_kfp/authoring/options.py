@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import Any
 
 from kfp import dsl
-from torchx import specs
 
 from torchx_kfp.authoring.channels import contains_channel, parse_checked
 from torchx_kfp.authoring.engines import Engine
@@ -122,25 +121,6 @@ class StageOptions:
         """The options that give the stage outputs, for which it needs a tracker base."""
         declared = {"results": self.results is not None, "artifacts": self.artifacts is not None}
         return [name for name, given in {**declared, "may_fail": self.may_fail}.items() if given]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SharedOptions(StageOptions):
-    """The options that stages can share: those of ``StageOptions``, and those of stages that call functions.
-
-    Attributes:
-        image: the image of stages that call functions (``python``).
-        env: the variables of their processes.
-        resource: the resources of their pods.
-    """
-
-    image: str | Channel | None = None
-    env: Mapping[str, str | Channel] | None = None
-    resource: specs.Resource | None = None
-
-
-#: The options of stages that call functions. Other stages have them in their AppDefs.
-OF_FUNCTIONS = ("image", "env", "resource")
 
 
 def check_secrets(secrets: Secrets | None) -> dict[str, dict[str, str]]:

@@ -19,7 +19,7 @@ from torchx_kfp.authoring.channels import contains_channel, parse
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import component_name, is_input_name
-from torchx_kfp.authoring.options import OF_FUNCTIONS, Artifacts, Results, SharedOptions, StageOptions
+from torchx_kfp.authoring.options import Artifacts, Results, StageOptions
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.python import OF_KFP, function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
@@ -31,6 +31,8 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
 from torchx_kfp.errors import AppDefError
 
+#: The options of stages that call functions. Other stages have them in their AppDefs.
+_OF_FUNCTIONS = ("image", "env", "resource")
 #: The options of a stage that publishes results.
 _OF_PUBLISHER = ("cache", "inline", "secrets", "tracker_base")
 #: The descriptions of parameters in KFP's UI.
@@ -50,7 +52,7 @@ def _takes(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Stages(SharedOptions):
+class Stages(StageOptions):
     """Options that stages share, and methods that make stages with them.
 
     In a pipeline function::
@@ -73,7 +75,10 @@ class Stages(SharedOptions):
     An option of a method replaces the shared one. ``Stages`` are immutable; ``with_options`` returns new ones.
     """
 
-    @with_keywords(inspect.signature(SharedOptions).parameters.values())
+    image: str | Channel | None = None
+    env: Mapping[str, str | Channel] | None = None
+    resource: specs.Resource | None = None
+
     def __new__(cls, **options: Any) -> Stages:
         for name in options:
             if name not in cls.__dataclass_fields__:
@@ -88,7 +93,7 @@ class Stages(SharedOptions):
     def _with(self, method: str, options: Mapping[str, Any]) -> Stages:
         """Return ``Stages`` with the options of a method that makes a stage from an AppDef."""
         for name in options:
-            if name in OF_FUNCTIONS:
+            if name in _OF_FUNCTIONS:
                 raise TypeError(f"{method}() got an unexpected keyword argument {name!r}: set it in the AppDef's role.")
         return self.with_options(**options)
 
@@ -148,10 +153,10 @@ class Stages(SharedOptions):
             AppDefError: a stage cannot import the function or record what it returns, an argument has no parameter or
                 the wrong type, or an option is wrong.
         """
-        known = [option.name for option in fields(SharedOptions)]
+        known = [option.name for option in fields(Stages)]
         own = {name: value for name, value in options_and_arguments.items() if name in known}
         arguments = {name: value for name, value in options_and_arguments.items() if name not in known}
-        role = {name: own.pop(name, getattr(self, name)) for name in OF_FUNCTIONS}
+        role = {name: own.pop(name, getattr(self, name)) for name in _OF_FUNCTIONS}
         app = function_app(function, arguments, known, **role, reads=own.get("reads"))
         declared = returned_results(function)
         if declared and own.get("tracker_base", self.tracker_base) is not None:
@@ -298,6 +303,8 @@ class Stages(SharedOptions):
         return plan
 
 
+# That of ``__new__`` hides the names.
+vars(Stages.__new__)["__signature__"] = inspect.signature(Stages.__init__)
 _STAGES = Stages()
 task_from_app = _STAGES.task
 component_from_app = _STAGES.component
