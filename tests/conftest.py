@@ -36,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     # Tests must not depend on how busy the machine is.
-    hypothesis.settings.register_profile("untimed", deadline=None)
+    too_slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=too_slow)
     hypothesis.settings.load_profile("untimed")
     if config.option.record_durations:
         config.pluginmanager.register(Recorder())
