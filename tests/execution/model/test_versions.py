@@ -93,6 +93,15 @@ def retried() -> None:
     echo(text="x").set_retry(2)
 
 
+@dsl.pipeline
+def inner() -> None:
+    echo(text="x")
+
+
+def retried_inside() -> None:
+    inner().set_retry(2)
+
+
 def find(
     function: Callable[..., Any], version: Version, arguments: dict[str, Any] | None = None, config: Any = None
 ) -> list[tuple[Kind, str]]:
@@ -119,6 +128,7 @@ CHANGES: list[tuple[Callable[..., Any], Kind, str, list[Version], tuple[int, int
     (conditional, Kind.CHANGED, "task 'perhaps' contains dsl.IfPresentPlaceholder", VERSIONS[:3], (2, 14)),
     (unset, Kind.MAY_FAIL, "task 'given' is not given the input 'number'", VERSIONS[3:], (2, 14)),
     (retried, Kind.CHANGED, "task 'echo' is retried locally when its application fails", VERSIONS[3:], (2, 14)),
+    (retried_inside, Kind.CHANGED, "task 'inner' is retried locally, but not on KFP", VERSIONS[3:], (2, 14)),
 ]
 
 
