@@ -36,7 +36,7 @@ from torchx_kfp.execution.runs import events
 from torchx_kfp.execution.runs.events import StageFinished
 from torchx_kfp.execution.runs.journal import LONGEST_LINE
 from torchx_kfp.execution.runs.result import StageResult
-from torchx_kfp.execution.runs.stage_key import StageKey, digest_of, kept_value
+from torchx_kfp.execution.runs.stage_key import StageKey, digest_of, parts_of
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, absolute_base
 
@@ -139,8 +139,7 @@ class Cache:
         key that the author has chosen (``set_caching_options``) replaces everything but the pipeline and the component:
         as in KFP's ``driver/cache.go`` after 2.17.
         """
-        component, container = plan.component, plan.component.container
-        assert container is not None
+        component = plan.component
         if not run.task.caches or run.task.ignores_failures or _uses_workspace(plan):
             return None
         if run.task.cache_key:
@@ -149,16 +148,10 @@ class Cache:
         variables = {name: text for name, text in plan.variables.items() if name != protocol.CODE_URL}
         parts: dict[str, Any] = {
             "version": _VERSION,
-            "image": container.image,
-            "command": container.words,
-            "outputs": [
-                dict(component.parameter_outputs),
-                {name: it.title for name, it in component.artifact_outputs.items()},
-            ],
+            **parts_of(component, {name: self._input(value) for name, value in plan.inputs.items()}),
             "variables": {
                 name: {"digest": digest_of(it)} if name in plan.secrets else it for name, it in variables.items()
             },
-            "inputs": {name: kept_value(self._input(value)) for name, value in plan.inputs.items()},
         }
         if plan.container is not None:
             assert context.containers is not None

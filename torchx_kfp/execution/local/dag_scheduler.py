@@ -294,7 +294,8 @@ class Scheduler:
         elif done := self._done.get(run.name):
             self._end_task(run, done.state, {**done.outputs, **done.artifacts})
         else:
-            self._queue(run)
+            self._listener(StageWaiting(run.name, run.task.name))
+            self._waiting.append(run)
 
     def _enter(self, run: TaskRun) -> None:
         """Start a nested pipeline or a branch."""
@@ -371,11 +372,6 @@ class Scheduler:
                 self._waiting.append(run)
             else:
                 self._enter(run)
-
-    def _queue(self, run: TaskRun) -> None:
-        """Queue a stage with known inputs."""
-        self._listener(StageWaiting(run.name, run.task.name))
-        self._waiting.append(run)
 
     def _start_next(self) -> bool:
         """Start the next stage that waits for GPUs, or prepare another stage. Return False if neither is possible."""

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from torchx_kfp.contract.command import DecodedCommand, decode_command
-from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.local.packages import installed_folders
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.placeholders import PlaceholderValues, resolve_command
 from torchx_kfp.execution.pipeline.used_files import LOOKED_FOR, Code, CodeFile, UsedFiles, is_python, text_of
 from torchx_kfp.execution.pipeline.values import to_text
-from torchx_kfp.execution.runs.stage_code import unpack_files
+from torchx_kfp.execution.runs.stage_code import programs_of, unpack_files
 from torchx_kfp.tracking.record_tracker import list_code
 
 if TYPE_CHECKING:
@@ -87,7 +86,6 @@ class LocalCode:
         directory: the folder in which stages start.
         without: folders in it without code, in which runs write.
         workspaces: the archives of the workspaces that travel with the run, by their URLs.
-        environ: the variables that stages inherit.
 
     Attributes:
         written: the fingerprints of files that stages wrote and registered as artifacts, by path. They are not code,
@@ -99,12 +97,10 @@ class LocalCode:
         directory: str,
         without: Collection[str] = (),
         workspaces: Mapping[str, bytes] | None = None,
-        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._directory = os.path.realpath(directory)
         self._without = without
         self._workspaces = workspaces or {}
-        self._environ = environ
         self.written: Mapping[str, str] = {}
         self._listed = functools.cache(self._list)
         self._packed = functools.cache(self._files_of)
@@ -143,7 +139,7 @@ class LocalCode:
                 code = finder.of(programs, texts)
         others = [*self._named(named, is_local=not workspace)]
         files = (*others, *(finder.files[name] for name in code.files))
-        inherited = {name: text for name, text in self._environ.items() if plan.environ.get(name) == text}
+        inherited = {name: text for name, text in os.environ.items() if plan.environ.get(name) == text}
         names = [name for text in {*named, *found.words} for name in re.findall(r"\w+", text)]
         return Code(
             {**{file.path: file.fingerprint for file in others}, **code.files},
@@ -248,17 +244,14 @@ class LocalCode:
         return "." if folder == os.path.realpath(os.curdir) else folder
 
 
-def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, list[Sequence[str]], list[str]]:
+def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, Sequence[Sequence[str]], list[str]]:
     """Return a stage's command, its programs, and all other texts that may name files."""
     container = plan.component.container
     assert container is not None
     values = PlaceholderValues(parameters=parameters_of(plan.inputs), unset=plan.placeholders.unset)
     # Paths of outputs differ in each run, and are not code.
     found = decode_command([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, values)])
-    roles = [(role.command, role.env) for role in found.replica_roles]
-    programs: list[Sequence[str]] = [decode_command(words).application for words, _ in roles] or [found.application]
-    pairs = [*plan.variables.items(), *found.variables.items(), *(pair for _, env in roles for pair in env.items())]
-    texts = [value for name, value in pairs if name not in (CODE_URL, TRACKER_BASE)]
+    programs, texts = programs_of(found, [*plan.variables.items(), *found.variables.items()])
     if plan.python is None:
         return found, programs, texts
     return found, [], [*texts, plan.python.source, *map(to_text, parameters_of(plan.inputs).values())]

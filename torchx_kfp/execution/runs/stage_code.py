@@ -17,19 +17,19 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.contract.carried.workspace import content, members, unpack
-from torchx_kfp.contract.command import decode_command
+from torchx_kfp.contract.command import DecodedCommand, decode_command
 from torchx_kfp.contract.inputs import parameter_placeholder
-from torchx_kfp.contract.protocol import CODE_URL, WORKSPACE_PARAMETER, code_name, is_code_name
+from torchx_kfp.contract.protocol import CODE_URL, TRACKER_BASE, WORKSPACE_PARAMETER, code_name, is_code_name
 from torchx_kfp.contract.scripts import workspaces_in
 from torchx_kfp.execution.pipeline.reader import read_pipeline
 from torchx_kfp.execution.pipeline.spec import Constant, Pipeline
 from torchx_kfp.execution.pipeline.used_files import Code, CodeFile, UsedFiles
 from torchx_kfp.execution.pipeline.walk import ScopedTask, known_stages
-from torchx_kfp.execution.runs.stage_key import StageKey, kept_value
+from torchx_kfp.execution.runs.stage_key import StageKey, parts_of
 
 
 def name_code(
@@ -85,19 +85,19 @@ def keys_of(pipeline: Pipeline, values: Mapping[str, Any], codes: Mapping[str, C
     """
     found: dict[str, StageKey] = {}
     for stage in known_stages(pipeline, values):
-        component, container = stage.component, stage.component.container
-        assert container is not None
-        parts = {
-            "image": container.image,
-            "command": container.words,
-            "outputs": [
-                dict(component.parameter_outputs),
-                {name: it.title for name, it in component.artifact_outputs.items()},
-            ],
-            "inputs": {name: kept_value(value) for name, value in stage.inputs.items() if not is_code_name(value)},
-        }
-        found[stage.name] = StageKey(parts, codes.get(stage.name))
+        inputs = {name: value for name, value in stage.inputs.items() if not is_code_name(value)}
+        found[stage.name] = StageKey(parts_of(stage.component, inputs), codes.get(stage.name))
     return found
+
+
+def programs_of(
+    command: DecodedCommand, variables: Iterable[tuple[str, str]]
+) -> tuple[Sequence[Sequence[str]], list[str]]:
+    """Return the command lines of a stage's programs, and the values of variables, which may name files."""
+    roles = command.replica_roles
+    programs = [decode_command(role.command).application for role in roles] or [command.application]
+    pairs = [*variables, *(pair for role in roles for pair in role.env.items())]
+    return programs, [value for name, value in pairs if name not in (CODE_URL, TRACKER_BASE)]
 
 
 def _input_to_name(stage: ScopedTask, url: str, *, is_at_hand: bool) -> str:
@@ -129,18 +129,10 @@ class _Workspace:
         self.files = unpack_files(archive, folder)
         self._used = UsedFiles(self.files, "the workspace")
 
-    def code_of(self, stage: ScopedTask, arguments: Mapping[str, Any] | None = None) -> Code:
-        """Return the code of a stage.
-
-        Args:
-            stage: the stage.
-            arguments: the values of the pipeline's parameters, which may be items of loops.
-        """
-        roles = [(role.command, role.env) for role in stage.decoded.replica_roles]
-        programs = [decode_command(words).application for words, _ in roles] or [stage.decoded.application]
-        variables = [*stage.variables, *(pair for _, env in roles for pair in env.items())]
-        values = [value for name, value in variables if name != CODE_URL]
-        return self._used.of(programs, [*values, *_items(stage, arguments or {})])
+    def code_of(self, stage: ScopedTask, arguments: Mapping[str, Any]) -> Code:
+        """Return the code of a stage; the values of the pipeline's parameters may be items of loops."""
+        programs, texts = programs_of(stage.decoded, stage.variables)
+        return self._used.of(programs, [*texts, *_items(stage, arguments)])
 
     def name_of(self, files: Iterable[str]) -> str:
         """Return the name of the code in these files."""

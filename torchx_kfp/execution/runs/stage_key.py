@@ -12,6 +12,7 @@ from typing import Any
 
 from torchx_kfp.common.text import listed, shown
 from torchx_kfp.contract.inputs import ADDED, SUFFIXES, is_stage_input
+from torchx_kfp.execution.pipeline.spec import Component
 from torchx_kfp.execution.pipeline.used_files import Code
 
 #: How many differences of one kind are named.
@@ -67,6 +68,24 @@ class StageKey:
             else:
                 found.append(f"its {part} changed")
         return list(dict.fromkeys(found))
+
+
+def parts_of(component: Component, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of KFP's own key of a stage (kubeflow/pipelines, ``backend/src/v2/cacheutils/cache.go``).
+
+    Args:
+        component: its component.
+        inputs: the values that count: of a run that has not started, only some are known.
+    """
+    container = component.container
+    assert container is not None
+    artifacts = {name: type_.title for name, type_ in component.artifact_outputs.items()}
+    return {
+        "image": container.image,
+        "command": container.words,
+        "outputs": [dict(component.parameter_outputs), artifacts],
+        "inputs": {name: kept_value(value) for name, value in inputs.items()},
+    }
 
 
 def digest_of(content: Any) -> str:
