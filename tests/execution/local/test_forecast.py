@@ -1,7 +1,7 @@
 """What a dry run says is what the run does."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from kfp import dsl
@@ -53,6 +53,20 @@ def said(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any)
     given = {name: value for name, value in given.items() if name in loaded.root.parameter_inputs}
     prepared = prepare(loaded, given, directory=".", without=["runs"], fresh=fresh)
     return dict(dry_run(prepared, output_dir="runs", **options))
+
+
+def test_an_optional_parameter_without_a_value(project: Path) -> None:
+    """The driver leaves an optional input without a value out."""
+
+    @dsl.container_component
+    def optional(text: Optional[str] = None):  # type: ignore[no-untyped-def]  # noqa: UP045
+        return dsl.ContainerSpec("x", ["sh", "-c", 'echo "$0"'], [dsl.IfPresentPlaceholder("text", text, "none")])
+
+    @dsl.pipeline
+    def pipeline(text: Optional[str] = None) -> None:  # noqa: UP045
+        optional(text=text)
+
+    assert said(pipeline) == {"optional": "runs: it has not run yet"}
 
 
 def test_each_reason(project: Path) -> None:

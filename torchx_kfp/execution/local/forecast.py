@@ -15,7 +15,7 @@ from torchx_kfp.execution.local.dag_run import DagRun, TaskRun, collect, import_
 from torchx_kfp.execution.local.kubernetes import volume_outputs
 from torchx_kfp.execution.pipeline.artifacts import parameters_of
 from torchx_kfp.execution.pipeline.conditions import is_true
-from torchx_kfp.execution.pipeline.inputs import UNKNOWN, inputs_of_iteration, loop_items
+from torchx_kfp.execution.pipeline.inputs import UNKNOWN, inputs_of_iteration, inputs_of_root, loop_items
 from torchx_kfp.execution.pipeline.spec import FromInput, FromTask, Pipeline, is_volume_task
 from torchx_kfp.execution.pipeline.walk import StageNames, walk_tasks, without_indices
 from torchx_kfp.execution.runs import reasons
@@ -46,7 +46,8 @@ def forecast(
         fresh: the stages to run even if they are cached, without indices.
     """
     forecaster = _Forecaster(pipeline, context, cache, fresh)
-    forecaster.go_through(DagRun(pipeline, pipeline.root, arguments, StageNames()))
+    inputs = inputs_of_root(pipeline.root, arguments)
+    forecaster.go_through(DagRun(pipeline, pipeline.root, inputs, StageNames()))
     return forecaster.found
 
 
