@@ -17,6 +17,7 @@ from tests.execution.host.scripted import Reply, Request, Scripted, scripted, st
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.fake_kfp.faults import Fault
+from torchx_kfp.entrypoints.cli.lookup import Lookup
 from torchx_kfp.errors import (
     ArgumentError,
     HostAnswerLostError,
@@ -217,6 +218,12 @@ def test_a_run_is_found_by_each_of_its_names(host: Host, submitted: list[str], k
     assert host.find("deadbeef") == submitted[3], "a name, although it looks like the beginning of an id"
     with pytest.raises(UnknownRunError, match=says("no run", first[:3], "at least 4 characters of an id")):
         host.find(first[:3])
+    lookup = Lookup(flags={"host": kfp_host.url})
+    for name in (link, f"kfp://torchx/{first}"):
+        for rest, part in {"": "", "/train[2]": "train[2]", "/inner/train": "inner/train"}.items():
+            source, found = lookup.find_part(f"{name.partition('?')[0]}{rest}")
+            assert (source.run_id, found) == (first, part)
+    assert lookup.find_part(f"{link}/execution/12")[1] == lookup.find_part(f"{link[:-4]}/execution/12")[1] == ""
     other = f"https://kfp.example.com/pipeline/#/runs/details/{first}"
     with pytest.raises(UnknownRunError, match=says(other, "another host", kfp_host.url, "--host", f"id: {first}")):
         host.find(other)

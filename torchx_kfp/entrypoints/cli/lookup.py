@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker
 if TYPE_CHECKING:
     from torchx_kfp.execution.host.host_runs import Host
     from torchx_kfp.execution.host.run import HostRun
+
+#: The URL of a run's page or TorchX's handle of an app, and a stage. KFP's page of an execution adds its number.
+_URL = re.compile(r"(kfp://[^/]*/[^/?#&]+|.*/runs/details/[^/?#&]+)(?:/(?!execution/)([^?#]+))?.*")
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,12 @@ class Lookup:
 
     def find_part(self, word: str, **host_run_options: Any) -> tuple[RunReader | HostRun, str]:
         """Find the run of a word ``RUN[/STAGE[/NAME]]``; return the run and the rest of the word."""
-        if "://" in word and "/runs/details/" not in word:
-            raise click.UsageError(f"{word!r} is not a run. For a tracker base: --tracker-base {word}.")
+        if "://" in word:
+            if (url := _URL.fullmatch(word)) is None:
+                raise click.UsageError(f"{word!r} is not a run. For a tracker base: --tracker-base {word}.")
+            return self.find(url[1], **host_run_options), url[2] or ""
         name = word
-        if "://" not in word and not os.path.exists(word):
+        if not os.path.exists(word):
             parts = word.split("/")
             # Paths of folders, names of stages, and names of runs on a host may have slashes.
             folders = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
