@@ -21,9 +21,6 @@ def watch_conditions(is_users: Callable[[str], bool]) -> Iterator[list[Finding]]
     """Collect a finding for each line that tests the truth of a channel or a comparison.
 
     KFP's classes do not define truth. Within this context, they define it with Python's default.
-
-    Args:
-        is_users: whether a file is the user's own.
     """
     from kfp.dsl import pipeline_channel
 

@@ -88,7 +88,6 @@ def select(
     Args:
         rows: the values of each row by name. A comparison must hold for any of several values; the smallest or largest
             number is the sort key.
-        where: the comparisons.
         sorts: the names of sort keys; with ``-``, the largest first. Later ones break ties.
         known: names that all rows may lack.
 

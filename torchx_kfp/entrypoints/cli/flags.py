@@ -22,9 +22,7 @@ def gathered(argument: str, make: Callable[..., Any], *options: Decorator) -> De
     """Add options whose values a function combines into one argument of the command.
 
     Args:
-        argument: the name of the argument.
         make: the function; it gets the options' values as keywords.
-        options: the options, in the order of the help text.
     """
 
     def decorate(command: Callable[..., Any]) -> Any:

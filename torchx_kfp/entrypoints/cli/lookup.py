@@ -54,13 +54,7 @@ _URL = re.compile(r"(kfp://[^/]*/[^/?#&]+|.*/runs/details/[^/?#&]+)(?:/(?!execut
 
 @dataclass(frozen=True)
 class Lookup:
-    """Find runs in the locations that a command's options name.
-
-    Attributes:
-        output_dir: the directory with the folders of local runs.
-        flags: the options of the host.
-        base: the tracker base of ``--tracker-base``, or None.
-    """
+    """Find runs in the locations that a command's options name."""
 
     output_dir: str = OUTPUT_DIR
     flags: Flags = field(default_factory=dict)
@@ -264,7 +258,6 @@ def connect(flags: Flags, *, is_patient: bool = True) -> Host:
     """Return the host of the flags, the environment or the settings file.
 
     Args:
-        flags: the options of the host.
         is_patient: retry requests. Otherwise, a request takes some seconds at most.
 
     Raises:

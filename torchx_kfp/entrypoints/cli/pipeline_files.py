@@ -114,8 +114,6 @@ def load_target(target: Target, *, tracked: bool = False, has_workspace: bool = 
 
     Args:
         target: the file, or the name of a component of TorchX, such as ``dist.ddp``.
-        tracked: whether the stage of a component is tracked.
-        has_workspace: whether it gets a workspace.
 
     Raises:
         PipelineError: the file or the pipeline does not exist, or the file cannot be imported.

@@ -48,7 +48,6 @@ class Selection:
 
     Attributes:
         name: the full name of the run, or of the part of a run.
-        keys: the ids of its executions.
         cached: those of earlier runs, which the run took from the cache.
     """
 
@@ -66,7 +65,6 @@ class RunRecords:
     """The records of a run, or part of one, under a tracker base.
 
     Attributes:
-        tracker: the records under the tracker base.
         word: the run or execution id, or its beginning; for a run that was found, it begins with the full id.
         run: the found run; None if only the base is searched.
     """
@@ -262,8 +260,6 @@ def last_attempts(
     They are in the order of ``last``; otherwise, stages are in the order of their first records.
 
     Args:
-        tracker: the records under the tracker base.
-        keys: the execution ids.
         named: the part of ids on the command line, or the base; an attempt that is named itself is kept.
         last: see ``earlier_attempts``.
         earlier: likewise.
@@ -298,8 +294,6 @@ def earlier_attempts(
     """Return the ids of superseded attempts: see ``superseded``.
 
     Args:
-        tracker: the records under the tracker base.
-        keys: execution ids.
         last: the last attempts according to the run, even without records.
         earlier: the pods of earlier attempts according to the run.
     """

@@ -46,7 +46,6 @@ class RunInputs:
         """Return the run, prepared to start.
 
         Args:
-            target: the pipeline or component.
             usual: returns the default tracker base of a pipeline, or None.
             examples: values of ``--tracker-base``, for messages.
             tracked: whether the stage of a component is tracked even without ``--tracker-base``.

@@ -94,10 +94,6 @@ def role_statuses(result: RunResult, roles: Mapping[str, StageRoles]) -> list[sp
     """Return the status of each role: its stage's.
 
     If a distributed stage failed, the states of its replicas are unknown; its pod is the launcher's.
-
-    Args:
-        result: the current result of the run.
-        roles: the roles of the stages.
     """
     statuses: dict[str, specs.RoleStatus] = {}
     for stage in result.stages:
@@ -131,9 +127,6 @@ def lines_of(
     """Yield the replica's lines of all attempts, with line breaks.
 
     Args:
-        source: the run.
-        roles: the roles of its stages.
-        replica: the name of one of its replicas.
         should_tail: wait for more lines until the run ends.
     """
     files: dict[Path, FileTail] = {}

@@ -167,10 +167,8 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
         """Yield the lines of a replica.
 
         Args:
-            app_id: the app.
             role_name: a role of the app; for a run not submitted by TorchX, the name of a stage.
             k: the replica, from 0.
-            regex: a pattern to search in lines.
             since: ignored: KFP's logs have no times.
             until: ignored as well.
             should_tail: wait for further lines until the run ends.

@@ -98,12 +98,7 @@ class Connection:
     """A connection to a KFP host, opened by the first request. It is thread-safe."""
 
     def __init__(self, settings: Settings, timeouts: Timeouts = Timeouts()) -> None:
-        """Take the settings. Nothing is read or sent before the first request.
-
-        Args:
-            settings: the settings.
-            timeouts: the limits of a request.
-        """
+        """Take the settings. Nothing is read or sent before the first request."""
         self.settings = settings
         self._timeouts = timeouts
         self._client: Any = None
@@ -113,7 +108,6 @@ class Connection:
         """Return the JSON object at a path, such as ``/apis/v2beta1/runs``.
 
         Args:
-            path: the path below the host.
             query: the parameters of the query, without empty ones.
 
         Raises:
@@ -133,8 +127,6 @@ class Connection:
         The request is only repeated if the host cannot have accepted it.
 
         Args:
-            path: the path below the host.
-            body: the object.
             if_lost: advice if the host may have accepted the request.
 
         Raises:

@@ -293,7 +293,6 @@ class Host:
         """Yield the JSON objects of a list in the user's namespace, newest first, a page at a time.
 
         Args:
-            path: the path of the list.
             key: where a response has the objects.
             query: a filter: see ``RunFilter.query``.
             limit: the number of objects that the caller wants, if known: the first page has no more.
@@ -366,9 +365,7 @@ def submitted_documents(
     """Return the PipelineSpec and the platform spec that are submitted for a run.
 
     Args:
-        pipeline: the pipeline.
         settings: the settings of the host, including the storage of stages.
-        submission: the options of the run.
 
     Raises:
         HostSettingsError: a setting is malformed.

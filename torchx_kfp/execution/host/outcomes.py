@@ -55,7 +55,6 @@ def end_of_stage(
     """Return the state of a stage, and the reason and time of its end; no state before its end.
 
     Args:
-        progress: the progress of the run.
         node: the node around the stage's pods.
         last: the last started one of them.
         is_cached: whether the stage needed no pod.

@@ -129,8 +129,6 @@ class StageLogs:
         """Create the files' folder lazily; nothing is read yet.
 
         Args:
-            connection: the host.
-            run_id: the run.
             say: receives messages about logs that cannot be read, each once.
             raw: keep the lines of KFP's launcher.
         """

@@ -44,7 +44,6 @@ def cached_run_ids(
     """Return the execution ids of the cached stages that other stages read, by name.
 
     Args:
-        places: the tasks of the pipeline.
         ends: the results of its stages, by name.
         given: the inputs of the stages that ran, by name.
         read: returns the recorded parents of executions, whose ids it gets by tracker base.
@@ -164,8 +163,6 @@ def find_run_ids(
     without records keeps its name. Each run is listed once.
 
     Args:
-        tracker: the records under the tracker base.
-        names: the executions.
         earlier: earlier executions of the same stages, in order, by these names. If an execution has no records, the
             last of these with records counts: a new launcher adopts the replicas of a lost one.
     """

@@ -210,7 +210,6 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     Args:
         flags: values by setting, including those without a flag, which only Python takes; None and empty values count
             as not given.
-        environ: the environment.
 
     Raises:
         HostSettingsError: a setting is unknown or wrong, or the settings file cannot be read.

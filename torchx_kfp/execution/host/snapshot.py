@@ -44,10 +44,7 @@ class RunPipeline:
     """The pipeline of a run. Stages and loops have their names without indices.
 
     Attributes:
-        pipeline: the pipeline.
         places: its stages and groups.
-        arguments: the values of its parameters.
-        tracked: the tracked stages.
     """
 
     pipeline: Pipeline

@@ -66,7 +66,6 @@ class Progression(NamedTuple):
         period: the index of the run's period.
         rounds: the number of retries of each nested pipeline around it.
         attempt: the attempt within these rounds; for a loop, the number of its iterations.
-        phase: the phase of the attempt.
     """
 
     period: int
@@ -113,9 +112,7 @@ class StageReader:
         """Create a reader.
 
         Args:
-            pipeline: its pipeline.
             tracked: the tracked stages by name without indices.
-            nodes: the nodes of its workflow.
             progress: the progress of the run. After its end, each stage gets a final event.
             known: the last event of each stage, loop and nested pipeline. Nodes of stages that finished in this period
                 are not read again.

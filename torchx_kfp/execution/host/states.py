@@ -80,7 +80,6 @@ def read_progress(run: Mapping[str, Any], now: float) -> Progress:
     """Return the progress of a run, from its JSON (v2beta1).
 
     Args:
-        run: the answer.
         now: the time of the response; a state missing from the history began about then.
     """
     found = run.get("state_history")

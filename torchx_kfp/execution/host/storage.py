@@ -27,8 +27,6 @@ class Storage:
     """The storage settings of tracked stages; empty if there are none.
 
     Attributes:
-        variables: the values of variables.
-        secret: the name of the Kubernetes secret.
         keys: the keys of the secret, by variable.
         folder: a folder at the same path in pods and on this machine.
     """
@@ -64,10 +62,6 @@ def storage_of(settings: Settings) -> Storage:
 
 def with_storage(pipeline: Pipeline, settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the documents of a pipeline with the variables of the settings in tracked stages.
-
-    Args:
-        pipeline: the pipeline.
-        settings: the settings of the host.
 
     Raises:
         HostSettingsError: a setting is malformed.

@@ -96,9 +96,6 @@ def start_run(
     """Start a prepared run on a host.
 
     Args:
-        host: the host.
-        prepared: the run.
-        submission: the other options of the run.
         say: receives messages about stored code.
         warn: receives a message if the run's code cannot be recorded.
 
@@ -119,7 +116,6 @@ def as_file(prepared: PreparedRun, settings: Settings, submission: Submission) -
 
     Args:
         prepared: the run; ``upload`` stores its code.
-        settings: the settings of the host.
         submission: the other options of the run, of which only ``cache`` applies to a file.
 
     Raises:
@@ -205,11 +201,7 @@ def check_submission(
     """Return all findings about a run on KFP.
 
     Args:
-        pipeline: the pipeline.
         arguments: the values of all its parameters.
-        settings: the settings of the host.
-        environ: the environment of this process.
-        version: the version of KFP on the host.
     """
     storage = storage_of(settings)
     found: list[Finding] = []

@@ -27,9 +27,7 @@ def of_run(pipeline: Pipeline, arguments: Mapping[str, Any], version: Version = 
     """Yield all findings about a run of the pipeline on KFP.
 
     Args:
-        pipeline: the pipeline.
         arguments: the values of its parameters. A check may omit some that a run needs.
-        version: the version of KFP.
     """
     yield from _of_pipeline(pipeline)
     places = list(walk_tasks(pipeline, arguments=arguments))

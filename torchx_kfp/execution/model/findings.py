@@ -38,7 +38,6 @@ class Finding:
     """One fact about a pipeline.
 
     Attributes:
-        kind: its kind.
         place: the subject of the sentence: ``task 'inner/train'``, ``the argument 'text'``.
         text: the rest of it, and the remedy.
         others: further places for which it is true.

@@ -82,12 +82,7 @@ def as_text(value: Any) -> str:
 
 
 def expand(text: str, environ: Mapping[str, str]) -> bytes:
-    """Return a word of a command as the container gets it.
-
-    Args:
-        text: the word in the pod's specification.
-        environ: the container's variables.
-    """
+    """Return a word of a command as the container gets it."""
 
     def replace(found: re.Match[bytes]) -> bytes:
         name, byte = found.groups()
@@ -115,7 +110,6 @@ def find_change(text: str, variables: Mapping[str, str] | None = None) -> tuple[
     """Return the first changed piece of a text, with some context, and the text that arrives in its place.
 
     Args:
-        text: the text in the pipeline.
         variables: the container's variables, besides those that every container has.
     """
     if "$" not in text and "{{" not in text:

@@ -140,7 +140,6 @@ def draw_results(
     """Draw each result of the rows over their items or numbers, and over each varying input.
 
     Args:
-        rows: the rows, in the order of their numbers.
         names: the results; those with fewer than two numbers, and those that repeat an input, are omitted.
         over: the name of a row: "iteration" or "trial".
         better: a function for each objective of a search that returns the better value; a line shows the best so far.

@@ -74,7 +74,6 @@ class Links:
     """Anchors of stages, links relative to the report's folder, and artifacts.
 
     Args:
-        record: the run.
         place: the report's folder; None for a report without links to files.
     """
 

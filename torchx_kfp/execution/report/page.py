@@ -97,9 +97,7 @@ def fill(template: Path, *, script: str = "", forms: str = "'none'", **content: 
 
     Args:
         template: the template, which also gets ``css``, ``script`` and ``policy``.
-        script: the script.
         forms: the targets of forms, in the syntax of the policy.
-        content: values for the template.
     """
     # A late import: it is slow, and errors about the run do not need it.
     import jinja2

@@ -84,8 +84,6 @@ class Comparison:
     """The records of several runs.
 
     Attributes:
-        located: the runs.
-        chosen: their executions.
         rows: the values, grouped by stage: the output of ``--json``.
     """
 
@@ -118,12 +116,10 @@ def compare_runs(located: Sequence[RunRecords], *, changed: bool) -> Comparison:
     """Compare runs, or parts of runs.
 
     Args:
-        located: the runs.
         changed: omit values that are the same in all of them.
 
     Raises:
         UsageError: a run is given twice.
-        TorchxKfpError: the records of a run cannot be read.
     """
     chosen = [it.choose() for it in located]
     labels = [one.name for one in chosen]

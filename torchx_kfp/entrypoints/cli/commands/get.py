@@ -88,7 +88,6 @@ class _Artifact:
     """An artifact of a stage.
 
     Attributes:
-        name: its name.
         exact: the names of its stage, which take precedence: that in tables first, the shortest last.
         others: further names of its stage.
         row: the object of ``--json``, with its size for people.

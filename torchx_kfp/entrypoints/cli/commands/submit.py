@@ -102,9 +102,6 @@ def prepare_submission(
     """Prepare a run on a host, and print warnings.
 
     Args:
-        settings: the settings of the host.
-        target: the pipeline or component.
-        inputs: the inputs of the run.
         find_version: returns the version of KFP on the host; None for a run in a file, which may lack arguments and is
             not rejected.
 

@@ -53,10 +53,7 @@ def frame(run: RunState, tails: Tails, width: int, height: int, now: float) -> l
     """Draw the current state of the run in at most ``height`` lines of at most ``width`` columns.
 
     Args:
-        run: the run.
         tails: returns the last lines of a stage's output.
-        width: the width in columns.
-        height: the height in lines.
         now: the time in seconds since the epoch.
     """
     rows, room = list(_rows(run, tails, now, width >= _NARROW)), max(1, height - 1)

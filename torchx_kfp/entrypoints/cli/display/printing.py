@@ -219,9 +219,7 @@ class Column(NamedTuple):
     """A column of a table whose rows are the objects of ``--json``.
 
     Attributes:
-        heading: its heading.
         cell: returns the cell of a row. Default: the value named like the heading.
-        right: align it to the right.
     """
 
     heading: str
@@ -248,9 +246,6 @@ def print_rows(
     paragraph.
 
     Args:
-        rows: an object for each row.
-        columns: the columns of the table.
-        as_json: print the rows as JSON.
         above: a line before the table.
         dim: returns whether a row is dimmed.
     """

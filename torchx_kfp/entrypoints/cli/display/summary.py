@@ -50,9 +50,7 @@ def attach(source: RunSource, words: Sequence[str], options: ViewOptions, comman
     """Show a run of another process or a host until its end, then its summary.
 
     Args:
-        source: the run.
         words: the options with which commands find the run.
-        options: the view.
         command: the current command line, if it submitted the run.
 
     Raises:

@@ -58,8 +58,6 @@ class ListedRun:
     """A run of the list.
 
     Attributes:
-        row: its JSON of ``torchx-kfp runs --json``.
-        results: its results.
         find: finds the run itself, with the arguments of ``Lookup.on_host``; None if only its records are known.
     """
 
