@@ -16,7 +16,7 @@ from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp_dev_host.answers import Refused
+from torchx_kfp_dev_host.answers import Refused, shown_time
 from torchx_kfp_dev_host.host import Answer
 from torchx_kfp_dev_host.lists import page_of
 
@@ -79,8 +79,8 @@ class UsersApi(ClusterApi):
         [default] = self._experiments.values()
         self._experiments = {}
         for namespace in NAMESPACES.values():
-            made = self._add_experiment(default["display_name"], default["description"], 0)
-            made["namespace"] = namespace
+            made = self._add_experiment(default["display_name"], default["description"])
+            made.update(namespace=namespace, created_at=shown_time(0))
 
     def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Any:
         self._authorize(method, path, query, body or {})
