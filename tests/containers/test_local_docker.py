@@ -242,7 +242,7 @@ def test_how_containers_end(execute):
     assert reasons == {
         "shell": "was ended by signal 11 (SIGSEGV)",
         "shell-2": f"ended with exit code 127: {NEEDS}",
-        "shell-3": "was ended by signal 9 (SIGKILL): it was out of memory (its limit is 16 MB)",
+        "shell-3": "was ended by signal 9 (SIGKILL): it ran out of memory (its limit is 16 MB)",
         "missing-2": "could not be started: the image 'torchx-kfp-test/missing:1' does not exist locally, and its "
         "image pull policy is Never. Build or pull it",
     }

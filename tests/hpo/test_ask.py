@@ -158,7 +158,7 @@ def test_a_round_that_fails_does_not_lose_the_trials_before_it(
 def test_trials_that_were_not_asked_for_are_not_told(search: Callable[..., Pipeline]) -> None:
     it = search()
     it.ask("ask-1")
-    with pytest.raises(SystemExit, match="3 trials were asked for, but 1 ended"):
+    with pytest.raises(SystemExit, match="3 trials were requested, but 1 ended"):
         it.ask("ask-2", "ask-1", it.trial(0, loss=1))
 
 

@@ -249,11 +249,11 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
             {"train": ("p1/trial/e0", "p1/trial/e7")},
             ["needs 'loss'", "1 of 2 runs of train have not recorded it: p1/trial/e7"],
         ),
-        (["-m", "functions", "bad"], {}, ["what bad() returned cannot be recorded", "'x'", "built-in function print"]),
+        (["-m", "functions", "bad"], {}, ["the value from bad() cannot be recorded", "'x'", "built-in function print"]),
         (
             ["-m", "functions", "pair"],
             {},
-            ["pair() returned", "of type tuple", 'return {"loss": ..., "accuracy": ...}'],
+            ["the value from pair()", "of type tuple", 'return {"loss": ..., "accuracy": ...}'],
         ),
         (["-m", "functions", "shape"], {}, ["shape() returns tuple, which cannot be recorded"]),
         (["-m", "functions", "by_position"], {}, ["'loss' of by_position()", "positional-only", "Remove the '/'"]),

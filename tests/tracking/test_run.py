@@ -394,7 +394,7 @@ def test_a_run_is_read_by_its_id(tmp_path: Path) -> None:
         assert file.read() == b"model"
     with pytest.raises(RefusedError, match=says("'p1/train/e1' is not that of this process", "current_run().put")):
         found.put(loss=0.4)
-    with pytest.raises(UnknownNameError, match=says("its own parents", "sources() of an execution")):
+    with pytest.raises(UnknownNameError, match=says("its own parents", "sources() have the ids")):
         found.parents  # noqa: B018 (it raises)
     with pytest.raises(RefusedError, match=r"'\.\.'"):
         open_run(tmp_path, "../p1")

@@ -25,8 +25,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "AppDef": {
         "name": "mapped: the stage's name, and ${app_id}",
         "roles": "rejected unless it is one: a KFP task is one pod",
-        "metadata": "ignored: meant for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler does "
-        "not use it, either",
+        "metadata": "ignored: meant for the app's scheduler; TorchX's Kubernetes scheduler does not use it, either",
     },
     "Role": {
         "name": "mapped: the component's description",
@@ -143,7 +142,7 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     program, *more = role.entrypoint.split() if isinstance(role.entrypoint, str) else [""]
     if more and "/" not in program and not contains_channel(role.entrypoint):
         raise AppDefError(
-            f"The entrypoint of {where} is {role.entrypoint!r}, which is taken for the name of one program. Set it to "
+            f"The entrypoint of {where} is {role.entrypoint!r}, which would be run as one program. Set it to "
             f"{program!r}, and put the rest into Role.args: {more!r}."
         )
     if getattr(role, "base_image", None):
@@ -212,7 +211,7 @@ def single_resources(role: specs.Role) -> dict[str, str]:
     devices = [name for name in amounts if name not in ("cpu", "memory")]
     if len(devices) > 1:
         raise AppDefError(
-            f"resource of {where} asks for {len(devices)} types of accelerators ({', '.join(devices)}), but a KFP task "
+            f"resource of {where} requests {len(devices)} types of accelerators ({', '.join(devices)}), but a KFP task "
             "can have only one. Ask for one of them, or give an engine, such as engine='job', whose pods can have more."
         )
     return amounts
@@ -336,7 +335,7 @@ def _device_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
     """Return the number of devices of each type."""
     if GPU in resource.devices and resource.gpu not in (-1, 0, resource.devices[GPU]):
         raise AppDefError(
-            f"{where} asks for gpu={resource.gpu!r} and devices={{{GPU!r}: {resource.devices[GPU]!r}}}. Set one of "
+            f"{where} requests gpu={resource.gpu!r} and devices={{{GPU!r}: {resource.devices[GPU]!r}}}. Set one of "
             "them."
         )
     counts = {GPU: resource.gpu, **resource.devices}

@@ -236,7 +236,7 @@ def _with_true_type(channel: pipeline_channel.PipelineChannel, where: str) -> pi
             if lacking and not any(it.group_type == _IF for it in pipeline_here(where).groups):
                 raise AppDefError(
                     f"{where} contains the field {field!r}, which the loop's item {shown(lacking[0])} does not have. "
-                    "Give it one there, or use the field inside a dsl.If that leaves this item out."
+                    "Give it one there, or use the field inside a dsl.If that skips this item."
                 )
             channel = for_loop.LoopArgumentVariable(loop_item, field)
             channel.channel_type = _common_type([item.get(field) for item in items])

@@ -195,8 +195,8 @@ def _retries(engine: Engine, roles: Mapping[str, specs.Role]) -> int:
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
         raise AppDefError(
-            f"The roles differ in how often all of them start again ({told}), "
-            f"but {type(engine).__name__} counts that once. Give all roles the same max_retries and retry_policy."
+            f"The roles differ in how often all of them restart ({told}), "
+            f"but {type(engine).__name__} has one number. Give all roles the same max_retries and retry_policy."
         )
     return next(iter(counts.values()))
 

@@ -229,7 +229,7 @@ class _Call:
                 except Exception:  # the function does not accept this value
                     continue
                 if not is_same:
-                    wrong[name] = f"the AppDef needs more than its text, or not where a channel can be: {value!r}"
+                    wrong[name] = f"the AppDef uses more than its text, or puts it where no channel can be: {value!r}"
         if wrong:
             self.refuse(wrong)
 

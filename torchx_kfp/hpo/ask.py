@@ -146,7 +146,7 @@ def tell_all(before: Search, ended: Sequence[str], tracker: RecordTracker) -> tu
         tracker: the records of the trials.
     """
     if len(ended) != len(before.asked):
-        sys.exit(f"torchx-kfp: {len(before.asked)} trials were asked for, but {len(ended)} ended")
+        sys.exit(f"torchx-kfp: {len(before.asked)} trials were requested, but {len(ended)} ended")
     recorded = tracker.get_many(ended)
     told, reasons = [asdict(trial) for trial in before.trials], []
     for index, (trial, parameters) in enumerate(zip(ended, before.asked, strict=True)):

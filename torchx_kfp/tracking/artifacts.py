@@ -434,7 +434,7 @@ def _parse_list(content: bytes) -> tuple[_Digests, list[str]]:
             if b"\0" in name.encode() or not {"", ".", ".."}.isdisjoint(name.split("/")):
                 raise ValueError(name)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise CorruptResultError(f"A list of stored files is malformed: {error!r}. Something else wrote it.") from None
+        raise CorruptResultError(f"A list of stored files is malformed: {error!r}. Another program wrote it.") from None
     return files, found["folders"]
 
 

@@ -233,7 +233,7 @@ def _read(
                 "the name of one, and take its result from the dict, or pass a value or an output."
             )
         elif lacking := _lacking(name, sources, results):
-            raise AppDefError(f"{function}() needs {name!r}, but of a fan-in, {lacking}.")
+            raise AppDefError(f"{function}() needs {name!r}, but in the fan-in, {lacking}.")
         elif parameter.default is parameter.empty:
             there = [
                 f"{alias} has recorded {', '.join(_names(found)) or 'nothing'}" for alias, found in results.items()
@@ -393,7 +393,7 @@ def main(words: Sequence[str]) -> None:
         sys.last_value = error
         is_one = isinstance(returned, (Mapping, *KINDS))
         way = "" if is_one else ' Return several by name: return {"loss": ..., "accuracy": ...}.'
-        sys.exit(f"torchx-kfp: what {words[2]}() returned cannot be recorded. {error}{way}")
+        sys.exit(f"torchx-kfp: the value from {words[2]}() cannot be recorded. {error}{way}")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def fold_records(store: Store, keys: Iterable[str], fields: Collection[str] = FI
             except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
                 what = " and ".join(sorted(fields_of(key)))
                 where = f"{store.location(key)} does not hold {what}: {error!r}"
-                records.problems.append(CorruptResultError(f"{where}. Something else wrote it. Remove it."))
+                records.problems.append(CorruptResultError(f"{where}. Another program wrote it. Remove it."))
     return records
 
 

@@ -77,12 +77,12 @@ def decode_results(content: bytes, location: str) -> dict[str, Result]:
         what = f"not valid JSON ({error})" if content.strip() else "empty"
         raise CorruptResultError(
             f"{location} is {what}. A result is one JSON object; another program wrote this file, and was stopped or "
-            "is still writing. Remove the file, or put the results again."
+            "is still writing. Remove the file, or record the results again."
         ) from error
     if not isinstance(results, dict):
         raise CorruptResultError(
             f"{location} holds the JSON value {shown(results)}, but a result is one JSON object, "
-            'for example {"accuracy": 0.9}. Remove the file, or put the results again.'
+            'for example {"accuracy": 0.9}. Remove the file, or record the results again.'
         )
     return results
 

@@ -232,7 +232,7 @@ class Run:
         self._refuse_others("registers artifacts", "add_artifact")
         if not isinstance(store, bool):
             raise RefusedError(
-                f"store= of the artifact {name!r} says whether to store it, True or False. Got: {shown(store)}. "
+                f"store= of the artifact {name!r} must be True or False, but is {shown(store)}. "
                 "Metadata needs another name."
             )
         place = add_artifact(self._tracker.store, self.id, name, path, metadata, stored=store)
@@ -329,7 +329,7 @@ class Run:
         if self._reads is None:
             raise UnknownNameError(
                 f"The execution {self.id!r} is not that of this process, which knows only its own parents: "
-                "current_run().parents. The sources() of an execution have the ids."
+                "current_run().parents. Its sources() have the ids."
             )
         return self._reads
 

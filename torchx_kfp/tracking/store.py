@@ -120,7 +120,7 @@ def _problem(text: str) -> str | None:
         if not name:
             return "has an empty part. Separate the names with single slashes, without one at the end"
         if name.startswith(PRIVATE):
-            return f"has a part that begins with {PRIVATE!r}, as the names of the tracker's own files do"
+            return f"has a part that begins with {PRIVATE!r}, which is reserved for the tracker's files"
     return None
 
 
@@ -163,7 +163,7 @@ class Store(abc.ABC):
                 if isinstance(content, bytes) and len(content) > LARGEST_RECORD:
                     yield CorruptResultError(
                         f"{self.location(key)} is larger than {LARGEST_RECORD >> 20} MiB, so it does not hold results "
-                        "or records. Something else wrote it. Remove it."
+                        "or records. Another program wrote it. Remove it."
                     )
                 else:
                     yield content
@@ -214,7 +214,7 @@ class Store(abc.ABC):
         if isinstance(error, PermissionError) or code == errno.EROFS:
             return TrackerError(
                 f"No permission to {action} {where} ({said}). Check that user id {os.geteuid()}, or the credentials, "
-                "can read, write and list there: without permission to list, S3 says the same of missing objects."
+                "can read, write and list there: without permission to list, S3 reports missing objects likewise."
             )
         if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
             return RefusedError(

@@ -188,4 +188,4 @@ class DevHost:
         origin = headers.get("origin")
         if headers.get("host") in own and (origin is None or urlsplit(origin).netloc in own):
             return None
-        return Answer.json(403, {"code": 7, "message": "The dev host answers programs of this machine only."})
+        return Answer.json(403, {"code": 7, "message": "The dev host only answers programs on this machine."})

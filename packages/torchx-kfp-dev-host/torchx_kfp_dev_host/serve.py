@@ -75,7 +75,7 @@ def _own(folder: Path) -> Iterator[None]:
             yield
     except BlockingIOError:
         raise ArgumentError(
-            f"Another dev host uses the folder {str(folder)!r}. End it, or give this one another: --directory DIR"
+            f"Another dev host uses the folder {str(folder)!r}. End it, or use another: --directory DIR"
         ) from None
     except OSError as error:
         raise ArgumentError(

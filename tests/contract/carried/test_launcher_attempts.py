@@ -88,7 +88,7 @@ class Row:
 DELETED = "torchx-kfp: ended by signal 15; train-b5b828bd2d is deleted"
 MISSING = "torchx-kfp: ended by signal 15; train-b5b828bd2d does not exist"
 LEFT = "torchx-kfp: ended by signal 15\n"
-WAITING = "train-b5b828bd2d of an earlier attempt {}; waiting until it is gone with its pods"
+WAITING = "train-b5b828bd2d of an earlier attempt {}; waiting until it and its pods are gone"
 OUTLIVED = "the pod workflow-train-0 is gone"
 GONE = "waiting until the pods of an earlier attempt are gone"
 ROWS: dict[str, Row] = {

@@ -288,7 +288,7 @@ WAITS = "exec sleep 300"
 #: Replica 1 fails when both have been started as often.
 FAILS = f"{NOTE}[ $TORCHX_REPLICA_ID = 0 ] && {WAITS}; until [ $(wc -l <0) = $(wc -l <1) ]; do sleep 0.05; done; exit 6"
 AGAIN = "attempt {} of 3: the application ended with exit code 6"
-ONE = "starting it again ({} of 2)"
+ONE = "restarting it ({} of 2)"
 NUMBER = "echo of $TORCHX_NUM_REPLICAS"
 NONE: Mapping[str, Sequence[str]] = {"train/0": []}
 RANGE = ["'train'", "1 to 5", "num_replicas"]

@@ -275,7 +275,7 @@ COURSES: Mapping[str, Course] = {
     "somebody deletes the object": Course(
         [Look(BOTH), Look(gone=True)],
         1,
-        ["train-b5b828bd2d was deleted, but not by this stage: its replicas had not ended"],
+        ["train-b5b828bd2d was deleted by something else before its replicas ended"],
     ),
     "another attempt follows the object": Course(
         [Look(BOTH), Look(annotations={"torchx-kfp/launcher": "workflow-train-1_00000000"})],

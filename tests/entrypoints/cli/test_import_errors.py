@@ -155,7 +155,7 @@ def test_an_error_has_the_users_lines(mistake: str, call: Call, tmp_path: Path) 
         (
             "t = task_from_app(app(), tracker_base='r')\n"
             "    with dsl.ExitHandler(task_from_app(app('b'), tracker_base='r', reads=t)):\n        task_from_app(app())",
-            "what is recorded: torchx_kfp.tracking.open_tracker(tracker_base).",
+            "read records with torchx_kfp.tracking.open_tracker(tracker_base).",
         ),
         (
             "with dsl.If(go == 1) as block:\n        task_from_app(app())\n    task_from_app(app()).after(block)",

@@ -158,7 +158,7 @@ def test_thousands_of_runs(call: Call, project: Path) -> None:
     assert ambiguous.startswith(
         "Error: 'run-1' is the beginning of 1,000 runs under 'many': run-1000, run-1001, run-1002"
     )
-    assert ambiguous.endswith("run-1004 and 995 more. Give a longer part of it.\n")
+    assert ambiguous.endswith("run-1004 and 995 more. Give more of it.\n")
     unknown = call("results", "--tracker-base", "many", "run-29999").stderr
     assert unknown.startswith("Error: Nothing is recorded for 'run-29999' under 'many'. Did you mean 'run-1299'? Runs ")
     assert unknown.endswith(" and 2,995 more.\n")

@@ -185,7 +185,7 @@ def test_another_process_is_never_signaled(call: Call, project: Path) -> None:
                 )
             lock.write_text(f"{bystander.pid}\n")
         shown = call("cancel", "run-1")
-        assert shown.stderr == "The runner of run-1 was killed earlier; its remaining processes were ended now.\n"
+        assert shown.stderr == "The runner of run-1 was killed earlier; its remaining processes have been ended.\n"
         assert bystander.poll() is None
     finally:
         bystander.kill()

@@ -75,7 +75,7 @@ def test_the_list_is_filtered_and_sorted(page: Served, runs: list[str]) -> None:
     assert listed(page, where="loss > 0", sort="-loss") == [older, newer]
     assert listed(page, sort="run") == [older, newer, "other"]
     [problem] = page.get(where="losss < 1").notices
-    assert problem == "No run here has a value named 'losss'. Did you mean 'loss'?"
+    assert problem == "No run has a value named 'losss'. Did you mean 'loss'?"
     assert page.get(where="nonsense").notices[0].startswith("--where 'nonsense' is not NAME OPERATOR VALUE")
     headings = Page(page.get(sort="-train/loss", where="loss > 0").text).of("a.by")
     assert [it.get("href") for it in headings] == ["?where=loss+%3E+0&sort=train%2Floss"]
@@ -117,7 +117,7 @@ def test_each_run_has_its_report_without_links_to_files(page: Served, runs: list
     assert report.states == {"train[0]": "succeeded", "train[1]": "succeeded", "choose": "failed"}
     assert {it.get("href", "")[:1] for it in report.of("a")} == {"#"}
     assert page.get("report", run=page.get(name="other").keys[0]).notices == [
-        "Only records of other are known, and not the run itself."
+        "Only records of other are known, not the run itself."
     ]
 
 

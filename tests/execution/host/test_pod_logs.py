@@ -224,9 +224,7 @@ def test_a_command_to_copy_does_not_run_what_a_host_says(server: Scripted) -> No
 def test_a_log_that_kfp_cannot_read_names_other_ways_when_the_pod_has_ended(server: Scripted) -> None:
     server.script = lambda request: Reply(answer("log-unreadable"))
     so_far = Log(server).why_not(is_over=False)
-    assert re.search(
-        says("when the pod has ended", "does not return logs of running pods", "kubectl logs", POD), so_far
-    )
+    assert re.search(says("when the pod ends", "does not return logs of running pods", "kubectl logs", POD), so_far)
     assert "code=NotFound" not in so_far, "KFP's own words are long, and nothing is wrong"
     assert re.search(says("does not return it", "code=NotFound", "kubectl logs"), Log(server).why_not())
 

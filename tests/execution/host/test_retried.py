@@ -239,7 +239,7 @@ def test_what_an_attempt_in_another_pod_has_recorded_is_left_out(retried: Retrie
         done = retried.program(*words)
         assert "2.5" in done.stdout, done
         assert "stale" not in done.stdout, done
-        assert "Left out, as those of earlier attempts: " in done.stderr, done
+        assert "Left out, from earlier attempts: " in done.stderr, done
 
 
 def test_a_launcher_that_follows_the_replicas_of_a_lost_one_has_its_results(retried: Retried) -> None:

@@ -182,7 +182,7 @@ def test_a_host_that_may_not_read_the_logs_of_pods(kfp_host: KfpHost, program: P
     words = ("submit", "small.yaml", "--no-cache", "-q", "--host", kfp_host.url)
     code = f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
     run_id = program(*words, "-p", f"code={code}").stdout.strip()
-    facts = says("work: ", "when the pod has ended", "does not return logs of running pods", "kubectl logs")
+    facts = says("work: ", "when the pod ends", "does not return logs of running pods", "kubectl logs")
     with program.start("logs", run_id, "--follow", "--host", kfp_host.url) as process:
         wait_until(lambda: re.match(facts, process.stderr))
         done = program("logs", f"{run_id}/work", "--host", kfp_host.url)

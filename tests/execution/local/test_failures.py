@@ -178,7 +178,7 @@ def test_what_cannot_be_prepared_fails_alone(execute_failing):
         write(x="other")
 
     stages = by_name(execute_failing(pipeline))
-    assert stages["huge"].reason.startswith("wrote something into its output 'out' that is not a 64-bit int: '1000")
+    assert stages["huge"].reason.startswith("wrote a value into its output 'out' that is not a 64-bit int: '1000")
     assert stages["text-of-int"].state is State.NOT_RUN
     assert str(stages["in-command[0]"].reason).endswith("(401 characters) is larger than any that KFP passes on.")
     (condition,) = (stage.reason for name, stage in stages.items() if name.startswith("condition-"))
@@ -222,8 +222,8 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
         "binary": f"wrote its output 'out' in an encoding other than UTF-8: {outputs['binary']}",
         "folder": f"left its output 'out' unreadable: {outputs['folder']} is a folder",
         "pipe": f"left its output 'out' unreadable: {outputs['pipe']} is a FIFO",
-        "wrong-int": "wrote something into its output 'out' that is not an int: 'three'",
-        "wrong-list": "wrote something into its output 'out' that is not a list: ''",
+        "wrong-int": "wrote a value into its output 'out' that is not an int: 'three'",
+        "wrong-list": "wrote a value into its output 'out' that is not a list: ''",
     }
     assert {stage.exit_code for stage in result.stages} == {0}
 

@@ -108,4 +108,4 @@ def test_each_reason(project: Path) -> None:
 def test_what_is_gone_runs(project: Path) -> None:
     done = run(trials, {"tracker_base": "results"}, output_dir="runs", watch=Watch())
     (done.folder / "prepare_1" / "log.txt").unlink()
-    assert said(trials)["prepare"] == f"runs: its outputs in {done.run_id} are gone or changed"
+    assert said(trials)["prepare"] == f"runs: its outputs in {done.run_id} are missing or changed"

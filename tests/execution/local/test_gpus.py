@@ -325,7 +325,7 @@ def test_a_stage_that_asks_for_more_than_there_are_is_refused(two, tmp_path):
 
     run(pipeline, output_dir=tmp_path / "small")
     (tmp_path / "started").unlink()
-    facts = ["'pipeline'", "asks for 4 GPUs", "has 2", f"CUDA_VISIBLE_DEVICES={','.join(two)}", "Ask for fewer", "KFP"]
+    facts = ["'pipeline'", "requests 4 GPUs", "has 2", f"CUDA_VISIBLE_DEVICES={','.join(two)}", "Request fewer", "KFP"]
     with pytest.raises(PipelineError, match=says(*facts)):
         run(pipeline, {"large": True}, output_dir=tmp_path / "large")
     assert not (tmp_path / "started").exists()
@@ -339,7 +339,7 @@ def test_a_stage_that_is_found_to_ask_for_more_fails(execute_failing, two):
         shell(script=":").set_accelerator_type(GPU).set_accelerator_limit(number)
 
     stage = execute_failing(pipeline)["shell"]
-    assert re.search(says("asks for 3 GPUs", "has 2"), stage.reason)
+    assert re.search(says("requests 3 GPUs", "has 2"), stage.reason)
 
 
 def test_without_gpus_nothing_changes_but_one_line(execute, monkeypatch):

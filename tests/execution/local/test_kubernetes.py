@@ -109,7 +109,7 @@ def test_secrets_that_are_given(execute, monkeypatch):
     [
         ({"secrets": {"kees": {}}}, "No stage uses the secret 'kees'. Did you mean 'keys'? The stages use: keys."),
         ({"config_maps": {"keys": {}}}, "No stage uses the config map 'keys'. The stages use: none."),
-        ({"secrets": {"keys": {"b": "x"}}}, "The secret 'keys' that was given lacks 'a'; it has: b."),
+        ({"secrets": {"keys": {"b": "x"}}}, "The given secret 'keys' lacks 'a'; it has: b."),
         (
             {"docker": True},
             "A stage in a container takes 'A' from the secret 'keys'. This machine has such a variable, but containers "

@@ -135,8 +135,7 @@ def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
     (stage,) = execute_failing(pipeline).stages
     assert stage.exit_code == 1
     assert stage.reason == (
-        f"could not be given its packages (tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl): pip ended with "
-        "exit code 1"
+        f"could not get its packages (tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl): pip ended with exit code 1"
     )
     assert any(line.startswith("ERROR: ") and "tiny-1.0" in line for line in stage.last_lines())
     assert environments(cache) == []
@@ -152,8 +151,8 @@ def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
         use()
 
     (stage,) = execute_failing(pipeline).stages
-    assert stage.reason.startswith(f"could not be given an environment for its packages in {tmp_path}/file/torchx-kfp/")
-    assert stage.reason.endswith("Set XDG_CACHE_HOME to a folder that can be written")
+    assert stage.reason.startswith(f"could not get an environment for its packages in {tmp_path}/file/torchx-kfp/")
+    assert stage.reason.endswith("Set XDG_CACHE_HOME to a writable folder")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -69,7 +69,7 @@ def test_the_end_by_a_signal_is_told_while_stages_have_their_grace(tmp_path):
     shown = stream.getvalue().splitlines()[1:]
     assert shown[:3] == [
         "python | ready",
-        "SIGINT: the running stages have 20 s to end; another signal kills them.",
+        "SIGINT: the running stages have 20 s to stop; another signal kills them.",
         "python | ending",
     ]
 

@@ -156,7 +156,7 @@ def a_backslash_in_a_condition(a: str = "C:\\temp") -> None:
         box()
 
 
-@finds(Kind.CHANGED, "task 'box' sets 'MODE' on the task, which KFP's cache does not look at")
+@finds(Kind.CHANGED, "task 'box' sets 'MODE' on the task, which KFP's cache ignores")
 def a_variable_of_a_cached_task() -> None:
     box().set_env_variable("MODE", "a")
 

@@ -113,7 +113,7 @@ def test_an_artifact_that_is_not_set() -> None:
         "c", "container", artifact_inputs={"d": ArtifactType("system.Dataset")}, optional_artifacts=frozenset("d")
     )
     task = Task("t", "t", "c", artifacts={"d": FromInput("p")})
-    assert "also if the input is optional" in resolve(task, component, {}, lambda _: UNKNOWN).problems["d"]
+    assert "even if the input is optional" in resolve(task, component, {}, lambda _: UNKNOWN).problems["d"]
     made = Artifact("d", ArtifactType("system.Dataset"), "/d")
     assert resolve(task, component, {"p": made}, lambda _: UNKNOWN).values == {"d": made}
 

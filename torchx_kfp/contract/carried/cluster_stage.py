@@ -169,7 +169,7 @@ class ClusterStage:
             what = "has failed"
         else:
             return ""  # if this attempt made it, and did not get the answer, its failure is that of the attempt
-        return f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods"
+        return f"{self.name} of an earlier attempt {what}; waiting until it and its pods are gone"
 
     def create(self, owners: Any, /) -> Any:
         """Create the object after its companions; return it, or None if it exists."""
@@ -298,7 +298,7 @@ class ClusterStage:
             time.sleep(max(0.5 + len(items) / 100, min(3, (time.monotonic() - self.began) / 20)))
             found = self.find()
             if not found:
-                raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
+                raise Failure(f"{self.name} was deleted by something else before its replicas ended")
             if note_of(found, "launcher") != self.attempt:
                 raise Failure(f"another attempt of this stage follows {self.name} now")
 

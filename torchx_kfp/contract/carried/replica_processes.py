@@ -198,13 +198,13 @@ class Processes:
             if self.needed:
                 return
             if self.running:
-                say("the stage has succeeded; ending the other replicas")
+                say("the stage has succeeded; stopping the other replicas")
         else:
             how = f"{replica.label} failed with exit code {code}"
             most = role.get("restarts", 0)
             if self.again[replica.position] < most:
                 self.again[replica.position] += 1
-                say(f"{how}; starting it again ({self.again[replica.position]} of {most})")
+                say(f"{how}; restarting it ({self.again[replica.position]} of {most})")
                 self.start(replica.position, replica.label.split("/")[1]).start()
                 return
             self.first = replica

@@ -99,8 +99,8 @@ def select(
     for wanted in [*(name for name, _, _ in where), *(name for name, _ in orders)] if rows else []:
         if wanted not in names:
             there = sorted(names.difference(known))
-            hint = did_you_mean(wanted, there) or f" The names here: {listed(there, 20) or 'none'}."
-            raise click.UsageError(f"No run here has a value named {wanted!r}.{hint}")
+            hint = did_you_mean(wanted, there) or f" The names: {listed(there, 20) or 'none'}."
+            raise click.UsageError(f"No run has a value named {wanted!r}.{hint}")
     keys = [
         key
         for key, values in rows.items()

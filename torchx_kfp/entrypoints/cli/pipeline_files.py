@@ -85,7 +85,7 @@ _HINTS = {
     ),
     "exit_task cannot depend": (
         "An exit task also runs after a failure, so it reads no stage and takes no output. Give it parameters, such as "
-        "the tracker base, and read there what is recorded: torchx_kfp.tracking.open_tracker(tracker_base)."
+        "the tracker base, and read records with torchx_kfp.tracking.open_tracker(tracker_base)."
     ),
     r"Stages\.__new__\(\) takes 1 positional": "Name the options of Stages: Stages(tracker_base=tracker_base).",
     r"search\(\) got multiple values for argument 'trial'": "Pass the number of trials as trials=.",

@@ -193,8 +193,7 @@ class RunRecords:
         if len(names) > 1:
             end = "beginning" if names[0].startswith(begin) else "end"
             raise UnknownRunError(
-                f"{begin!r} is the {end} of {len(names):,} runs under {self.base!r}: {listed(names)}. Give a longer "
-                "part of it."
+                f"{begin!r} is the {end} of {len(names):,} runs under {self.base!r}: {listed(names)}. Give more of it."
             )
         return names[0], part
 
@@ -273,10 +272,10 @@ def last_attempts(
     if keys and left_out.issuperset(keys):
         raise NotRecordedError(
             f"The last attempts in {named!r} have recorded nothing. Earlier ones have: "
-            f"{printable(listed(sorted(left_out)))}. Name one of them to see that."
+            f"{printable(listed(sorted(left_out)))}. Name one of them to see it."
         )
     if left_out:
-        print_message(f"Left out, as those of earlier attempts: {printable(listed(sorted(left_out)))}.")
+        print_message(f"Left out, from earlier attempts: {printable(listed(sorted(left_out)))}.")
     places, first = {key: place for place, key in enumerate(last)}, dict[str, float]()
     for key in keys:
         stage = key.rpartition("/")[0]

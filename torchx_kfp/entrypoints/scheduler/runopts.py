@@ -31,7 +31,7 @@ _OPTIONS = {
     "tracker_base": "where to store results, such as s3://bucket/results. It makes the app a tracked stage; without "
     "it, the app gets none of torchx-kfp's variables.",
     **{name: option.more or option.help for name, option in SUBMISSION.items()},
-    "engine": "what runs several replicas or roles: job (an Indexed Job), jobset (a JobSet) or trainjob (a TrainJob)",
+    "engine": "engine for several replicas or roles: job (an Indexed Job), jobset (a JobSet), trainjob (a TrainJob)",
     "queue": "Kueue's LocalQueue that admits the replicas. It needs an engine.",
     "secrets": "variables from Kubernetes secrets, as VARIABLE:secret/key;OTHER_VARIABLE:secret/key",
 }
@@ -118,7 +118,7 @@ def _secrets(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
         other = secrets.setdefault(secret, {}).setdefault(key, variable)
         if other != variable:
             raise ArgumentError(
-                f"secrets gives the key {key!r} of {secret!r} to two variables, {other} and {variable}. KFP can give "
-                "it to one."
+                f"secrets gives the key {key!r} of {secret!r} to two variables, {other} and {variable}. KFP can set "
+                "only one."
             )
     return secrets

@@ -442,7 +442,7 @@ def _no_host(settings: Settings) -> str:
         f"- http://localhost:8080 as the host, while this runs:\n"
         f"  kubectl port-forward -n {settings.service_namespace} svc/ml-pipeline-ui 8080:80\n"
         f"Without a host, KFP's service is used inside a cluster, and elsewhere the Kubernetes API server of the "
-        f"kubeconfig. Neither is here: {why}"
+        f"kubeconfig. Neither was found: {why}"
     )
 
 

@@ -183,7 +183,7 @@ class StageLogs:
                 # KFP's API server may lack access to the logs of pods; Argo archives them when pods end.
                 why = "the host does not return logs of running pods"
                 sentence = (
-                    f"{log.stage}: The output comes when the pod has ended: {why}. Until then, {self._ways(log.pod)}."
+                    f"{log.stage}: The output appears when the pod ends: {why}. Until then, {self._ways(log.pod)}."
                 )
                 self.say_once(f"{path} so far", sentence)
             else:

@@ -301,7 +301,7 @@ class HostRun(ReadableRun):
         return UnknownRunError(f"There is no run {self.run_id!r} on {self._connection.name}. ({error})")
 
     def _deleted(self, error: HostError) -> HostNotFoundError:
-        return HostNotFoundError(f"The run {self.run_id} was deleted on {self._connection.name} meanwhile. ({error})")
+        return HostNotFoundError(f"The run {self.run_id} was deleted on {self._connection.name}. ({error})")
 
     def _load_pipeline(self, run: Mapping[str, Any]) -> None:
         """Load the run's pipeline, even if the run refers to an uploaded one."""

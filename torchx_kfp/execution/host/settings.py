@@ -125,7 +125,7 @@ class Settings:
     )
     service_namespace: str = _setting("The namespace of KFP itself.", default="kubeflow")
     proxy: str = _setting(
-        "The URL of an HTTP proxy on the way to the host.",
+        "The URL of an HTTP proxy for the host.",
         "Default: that of `HTTPS_PROXY` or `HTTP_PROXY`, unless `NO_PROXY` names the host.",
         secret=True,
     )
@@ -151,7 +151,7 @@ class Settings:
         kind="runs",
     )
     storage_folder: str = _setting(
-        "A folder that is at the same path on this machine and in all pods: tracker bases may be below it.", kind="runs"
+        "A folder at the same path on this machine and in all pods; tracker bases may be below it.", kind="runs"
     )
     #: The source of each setting: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

@@ -162,7 +162,7 @@ class _Forecaster:
         elif last.state is not State.SUCCEEDED:
             why = "it failed" if last.state in (State.FAILED, State.ALLOWED) else f"it was {last.state}"
         else:
-            why = f"its outputs in {last.run_id} are gone or changed"
+            why = f"its outputs in {last.run_id} are missing or changed"
         self._end_stage(run, State.SUCCEEDED, f"runs: {why}")
 
     def _end_stage(self, run: TaskRun, state: State, what: str) -> None:

@@ -150,7 +150,7 @@ def verify_given(stages: Iterable[tuple[Component, Mapping[str, Any]]], given: G
             missing = [key for key in wanted if keys is not None and key not in keys]
             if missing and not item.get("optional"):
                 raise ArgumentError(
-                    f"The {kind} {name!r} that was given lacks {joined(missing)}; it has: "
+                    f"The given {kind} {name!r} lacks {joined(missing)}; it has: "
                     f"{', '.join(sorted(keys or ())) or 'nothing'}."
                 )
             hidden = [one for one, _ in variables_of(item) if one in os.environ and one not in given.environ]

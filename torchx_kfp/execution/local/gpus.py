@@ -135,7 +135,7 @@ class Gpus:
             return ""
         visible = os.environ.get(VISIBLE)
         seen = "" if visible is None else f" ({VISIBLE}={visible})"
-        return f"asks for {counted(number, 'GPU')}, but this machine has {len(self.known)}{seen}. Ask for fewer"
+        return f"requests {counted(number, 'GPU')}, but this machine has {len(self.known)}{seen}. Request fewer"
 
 
 def asked(component: Component, words: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, int]:

@@ -95,8 +95,7 @@ def provide_environment(
             return _make(home, wanted, environ, run)
     except OSError as error:
         raise AttemptError(
-            f"could not be given an environment for its packages in {home}: {error}. Set XDG_CACHE_HOME to a folder "
-            "that can be written"
+            f"could not get an environment for its packages in {home}: {error}. Set XDG_CACHE_HOME to a writable folder"
         ) from None
 
 
@@ -141,7 +140,7 @@ def _verify(code: int, program: str, words: Sequence[str]) -> None:
         # The URL of an index may contain a password.
         pairs = zip(("", *words), words, strict=False)
         names = " ".join(word for before, word in pairs if not {word, before} & set(SOURCE_OPTIONS))
-        raise AttemptError(f"could not be given its packages ({names}): {program} ended with {how}", code)
+        raise AttemptError(f"could not get its packages ({names}): {program} ended with {how}", code)
 
 
 def installed_folders() -> list[str]:

@@ -243,7 +243,7 @@ def _refuse_workspace(invocation: Invocation) -> None:
     texts = [*container.words, *map(str, invocation.inputs.values())]
     if any(place in text for place in (WORKSPACE, path) for text in texts):
         raise ArgumentError(
-            f"{invocation.stage!r} cannot be replayed: it uses KFP's workspace, which others may have changed since. "
+            f"{invocation.stage!r} cannot be replayed: it uses KFP's workspace, which may have changed since. "
             f"Run the pipeline again: --fresh {invocation.place.name}."
         )
 
@@ -295,7 +295,7 @@ def _plan(invocation: Invocation, context: RunContext, overrides: Overrides) -> 
         raise ArgumentError(f"{invocation.stage!r} cannot be replayed: it {error}.") from None
     base = plan.tracker_base
     if base and not overrides.tracker_base and (why := invocation.record.why_not_read(base)):
-        raise TrackerBaseError(f"{missing(base, why)} Or name another place that has them: --tracker-base.")
+        raise TrackerBaseError(f"{missing(base, why)} Or name a base that has them: --tracker-base.")
     environ: dict[str, str] = {}
     run_id = ""
     if decoded.stage and decoded.tracker_base:
@@ -371,7 +371,7 @@ def _differences(
         place = "the run" if decoded.workspace else "the run's directory" if was_process else "its image"
         yield f"The code is from {overrides.code}, not from {place}"
     elif not (brings_code or in_container or was_process):
-        yield f"The code is that of {plan.directory}, not that in the image (--workspace)"
+        yield f"The code is from {plan.directory}, not the image (--workspace)"
     # A process of this machine did not have then what it does not have now, except for variables.
     lacks = missing_variables(component, context.given, invocation.place.scope_inputs)
     if in_container or not was_process:

@@ -265,7 +265,7 @@ def _read_output(plan: AttemptPlan, name: str, type_: str, reported: Mapping[str
     try:
         return from_output(text, type_)
     except ValueError as error:
-        raise ValueError(f"wrote something into its output {name!r} that {error}") from None
+        raise ValueError(f"wrote a value into its output {name!r} that {error}") from None
 
 
 def _store(plan: AttemptPlan, artifact: Artifact) -> Artifact:
@@ -291,7 +291,7 @@ def _here(plan: AttemptPlan, path: str) -> str:
     found = plan.container.path_here(path)
     if found is None:
         raise UnfitFileError(
-            f"{path} is gone with the container. Write to the artifact's own path, or to a folder that is mounted"
+            f"{path} is lost with the container. Write to the artifact's own path, or to a folder that is mounted"
         )
     return found
 

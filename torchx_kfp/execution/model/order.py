@@ -97,8 +97,8 @@ def of_hook(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str]]
         if what := _without_hook(pipeline, tasks[upstream]):
             yield (
                 Kind.CHANGED,
-                f"ignores a failure of {upstream!r}, {what}: KFP runs such a task as an exit hook, and has none for "
-                "that, so it never runs there. Make it wait for another task, or put it into dsl.ExitHandler",
+                f"ignores a failure of {upstream!r}, {what}: KFP runs such a task as an exit hook, and makes none "
+                "for that, so it never runs. Make it wait for another task, or put it into dsl.ExitHandler",
             )
         rivals = [name for name, other in tasks.items() if other.ignores_failures and upstream in other.depends_on]
         if max(rivals) != place.task.name:

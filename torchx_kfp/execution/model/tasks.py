@@ -60,7 +60,7 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
             problems.pop(name, None)
             yield (
                 Kind.FAILS,
-                f"takes the list that its loop goes through ({_shown(source.name)}), which KFP's driver takes away "
+                f"takes the list that its loop goes through ({_shown(source.name)}), which KFP's driver removes "
                 "from the iterations. Have a stage return the list, loop over that output, and pass on the original",
             )
         if isinstance(source, FromTask):
@@ -79,7 +79,7 @@ def of_inputs(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, str
             yield (
                 Kind.CHANGED,
                 f"takes {name!r} as {annotation}, and collects it from {loops} nested loops: KFP gives one flat list. "
-                "Group the values in the component, such as by an index that each brings",
+                "Group the values in the component, such as by an index in each",
             )
     # A task that may be skipped need not fail.
     may_skip = any(around.task.condition for around in place.around)
@@ -232,7 +232,7 @@ def _pod_texts(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, st
         if parameter_of(str(text)) is None:
             yield (
                 Kind.FAILS,
-                f"has the {what} {with_names(str(text))!r}, of which KFP takes {_shown(name)} alone. {whole}",
+                f"has the {what} {with_names(str(text))!r}, of which KFP takes only {_shown(name)}. {whole}",
             )
         elif type_ != "STRING":
             # It gets no accelerator, and an empty text elsewhere.
@@ -284,14 +284,14 @@ def of_settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
     if names and task.caches:
         yield (
             Kind.CHANGED,
-            f"sets {joined(names)} on the task, which KFP's cache does not look at: after a change, the stage returns "
-            "its earlier outputs there. Pass it as an argument (variables of an AppDef count), or turn off its cache",
+            f"sets {joined(names)} on the task, which KFP's cache ignores: after a change, the stage returns its "
+            "earlier outputs. Pass it as an argument (variables of an AppDef count), or turn off its cache",
         )
     taken = [name for name, parameter in component.parameter_inputs.items() if parameter.type == "TASK_CONFIG"]
     if taken and not component.decoded.replica_roles:
         yield (
             Kind.CHANGED,
-            f"takes {joined(taken)} (dsl.TaskConfig), in which KFP puts what is set on the task; locally, every field "
+            f"takes {joined(taken)} (dsl.TaskConfig), in which KFP puts the task's settings; locally, every field "
             "is None",
         )
 

@@ -224,8 +224,8 @@ def _conditional_words(place: ScopedTask) -> _Found:
     if any(is_conditional(word) and "$.outputs" not in word for word in _words(place)):
         yield (
             Kind.CHANGED,
-            "contains dsl.IfPresentPlaceholder, which KFP before 2.17 passes on as JSON. Give the input a default, and "
-            "have the application take it as not given",
+            "contains dsl.IfPresentPlaceholder, which KFP before 2.17 passes on as JSON. Give the input a default, "
+            "which the application treats as not given",
         )
 
 

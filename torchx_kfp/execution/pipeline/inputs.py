@@ -238,7 +238,7 @@ def _value(
     if isinstance(source, FromInput):
         if source.name not in scope and is_artifact_input:
             raise ValueError(
-                f"{source.name!r} was not set, and KFP's driver fails on that, also if the input is optional. Pass an "
+                f"{source.name!r} was not set, and KFP's driver fails on that, even if the input is optional. Pass an "
                 "artifact, or leave the input out"
             )
         if source.name not in scope:

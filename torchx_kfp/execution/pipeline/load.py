@@ -269,8 +269,8 @@ def _what_it_is(documents: list[dict[str, Any]]) -> str:
         return "it is a component of KFP v1. Use kfp 2 to compile a pipeline that uses it."
     if any(isinstance(document.get("pipelineSpec"), dict) for document in documents):
         return (
-            "it is a PipelineJob of Vertex AI or TFX. The pipeline is the value of its key pipelineSpec: save that as "
-            "a file of its own."
+            "it is a PipelineJob of Vertex AI or TFX. The pipeline is the value of its key pipelineSpec: save that "
+            "as a separate file."
         )
     keys = [repr(key) for key in sorted({str(key) for document in documents for key in document})[:8]]
     found = f"{', '.join(keys)}, but not both" if keys else "no mapping with"

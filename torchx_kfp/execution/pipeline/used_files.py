@@ -231,7 +231,7 @@ class UsedFiles:
         file = self.files[title]
         with contextlib.suppress(OSError):  # it is gone meanwhile
             if file.name.endswith(_PROGRAMS) and os.path.getsize(file.path) > _LONGEST:
-                raise _AllFilesError(f"{title} is too large to be read")
+                raise _AllFilesError(f"{title} is too large to read")
         return _names_in(f"{text_of(file.path)} {file.target}")
 
 

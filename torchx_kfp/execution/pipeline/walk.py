@@ -250,8 +250,8 @@ def check_run_name(name: object) -> str:
     """
     if not isinstance(name, str) or safe_name(name) != name or len(name) > _LONGEST or name == LATEST:
         raise ArgumentError(
-            f"The name of a run is {shown(name)}. Give one of ASCII letters, digits, '-' and '.', which begins and "
-            f"ends with a letter or digit, of up to {_LONGEST} characters, other than {LATEST!r}."
+            f"The name of a run is {shown(name)}. Use up to {_LONGEST} ASCII letters, digits, '-' and '.', from a "
+            f"letter or digit to another, but not {LATEST!r}."
         )
     return name
 

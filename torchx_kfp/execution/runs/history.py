@@ -183,7 +183,7 @@ class RunReader(RunSource):
         lost = [each for each in place.component.artifact_inputs if each not in started.artifacts]
         if lost := sorted({*lost} - place.component.optional_artifacts):
             raise ArgumentError(
-                f"The folder {str(self.folder)!r} does not say which artifacts {name!r} has taken ({listed(lost)}). "
+                f"The folder {str(self.folder)!r} does not record which artifacts {name!r} took ({listed(lost)}). "
                 "Run the pipeline again."
             )
         # Names become parts of paths, and the folder may be another user's.

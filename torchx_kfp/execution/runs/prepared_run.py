@@ -159,7 +159,7 @@ def _named(pipeline: Pipeline, words: Collection[str]) -> frozenset[str]:
     for word in words:
         if not any(is_meant(name, word) for name in names):
             raise ArgumentError(
-                f"The pipeline {pipeline.name!r} has no stage {word!r} that could run afresh."
+                f"The pipeline {pipeline.name!r} has no stage {word!r} to run afresh."
                 f"{did_you_mean(word, names)} Its stages: {listed(names)}."
             )
     return frozenset(name for name in names for word in words if is_meant(name, word))

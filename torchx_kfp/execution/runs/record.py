@@ -157,9 +157,7 @@ def cached_by_kfp(run: RunRecord) -> str:
     names = listed(name for name in cached if without_indices(name) in tracked)
     if not names:
         return ""
-    return (
-        f"No results of cached stages: {names}. Neither KFP nor a stage that reads them says which run they are from."
-    )
+    return f"No results of cached stages: {names}. Neither KFP nor their readers report which run they are from."
 
 
 def untracked(run: RunRecord) -> str:

@@ -110,8 +110,8 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
         return [] if event.again else _finished(event, verbose)
     if isinstance(event, RunEnding):
         if event.reason == CANCELED_ON_KFP:
-            return [f"{event.reason}: the running applications have about {event.grace:g} s to end."]
-        return [f"{event.reason}: the running stages have {event.grace:g} s to end; another signal kills them."]
+            return [f"{event.reason}: the running applications have about {event.grace:g} s to stop."]
+        return [f"{event.reason}: the running stages have {event.grace:g} s to stop; another signal kills them."]
     if isinstance(event, RunFinished) and event.state is State.CANCELED:
         return [f"Run {event.run_id} was ended by {event.reason}."]
     return []

@@ -59,7 +59,7 @@ def cancel_command(run: str, lookup: Lookup) -> None:
             continue
         if isinstance(source, RunReader):
             raise TorchxKfpError(
-                f"The run {record.run_id} did not end within {patience:g} s after it was asked to. Its process is "
+                f"The run {record.run_id} did not end within {patience:g} s of the request. Its process is "
                 f"{read_pid(source.folder)}."
             )
         again = this_command("watch", record.run_id, *host_words(lookup.flags))
@@ -82,7 +82,7 @@ def end_left_stages(folder: Path, record: RunRecord) -> None:
     kill_marked(mark)
     if record.options.get("docker"):
         remove_containers(record.run_id, mark)
-    print_message(f"The runner of {record.run_id} was killed earlier; its remaining processes were ended now.")
+    print_message(f"The runner of {record.run_id} was killed earlier; its remaining processes have been ended.")
 
 
 def _grace_of(record: RunRecord) -> float:

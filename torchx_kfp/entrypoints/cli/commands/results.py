@@ -105,7 +105,7 @@ def results_command(
         tracker = open_record_tracker(base)
         chosen = _all(tracker)
         if any(name == "run" for name, _, _ in comparisons):
-            print_message("Without RUN, cached stages count for the run that recorded them.")
+            print_message("Without RUN, cached stages are listed under the run that recorded them.")
         if not (as_json or as_csv or stages or sorts or comparisons):
             _list_runs(chosen.keys)
             return
@@ -131,8 +131,7 @@ def _read(tracker: RecordTracker, chosen: Selection, stages: Sequence[str]) -> l
         asked |= same
         if not same:
             raise click.UsageError(
-                f"--stage {stage!r} has no results here.{did_you_mean(stage, there)} "
-                f"Stages: {listed(there, 20) or 'none'}."
+                f"--stage {stage!r} has no results.{did_you_mean(stage, there)} Stages: {listed(there, 20) or 'none'}."
             )
     wanted = [key for key, its in found.items() if not stages or its.get("stage") in asked]
     return [

@@ -332,10 +332,10 @@ class ContainerStage(RunningStage):
         """Describe the end of a container, given its exit code and last line."""
         limited = f" (its limit is {self._limit / _MEGABYTE:.0f} MB)" if self._limit else ""
         if self._out_of_memory:
-            return f"{describe_exit(code)}: it was out of memory{limited}"
+            return f"{describe_exit(code)}: it ran out of memory{limited}"
         if code == -signal.SIGKILL and self._limit and not self._was_asked:
             # Podman does not always notice.
-            return f"{describe_exit(code)}: perhaps it was out of memory{limited}"
+            return f"{describe_exit(code)}: perhaps it ran out of memory{limited}"
         if _NOT_THERE.search(last_line):
             return f"{describe_exit(code)}: its image lacks the command; {NEEDS}"
         return describe_end(code, last_line, is_process=False)

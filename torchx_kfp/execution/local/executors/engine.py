@@ -207,4 +207,4 @@ def remove_containers(run_id: str, mark: str = "") -> int:
     try:
         return find_engine().remove_all(run_id, mark)
     except EngineError as error:
-        raise TorchxKfpError(f"The container engine says: {error}.") from None
+        raise TorchxKfpError(f"The container engine reports: {error}.") from None

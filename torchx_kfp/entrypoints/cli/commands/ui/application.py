@@ -166,7 +166,7 @@ class Runs:
     def _on_host(self) -> Iterator[ListedRun]:
         found = [] if self._host is None else list(self._host.list(limit=_MOST_OF_HOST))
         if len(found) == _MOST_OF_HOST:
-            self._problems.append(f"Of the host, only the newest {_MOST_OF_HOST} runs are listed.")
+            self._problems.append(f"Only the newest {_MOST_OF_HOST} runs of the host are listed.")
         for run in found:
             yield ListedRun(summary_as_json(run, time.time()), find=partial(self._lookup.on_host, run.run_id))
 
@@ -246,7 +246,7 @@ class Application:
             raise _RefusedError(HTTPStatus.FORBIDDEN, "Only requests for 127.0.0.1 or localhost are answered.\n")
         token, slash, name = environ.get("PATH_INFO", "").removeprefix("/").partition("/")
         if not secrets.compare_digest(token.encode("latin-1", "replace"), self._token):
-            raise _RefusedError(HTTPStatus.FORBIDDEN, "The address lacks the token that `torchx-kfp ui` has printed.\n")
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "The address lacks the token that `torchx-kfp ui` printed.\n")
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "This page can only be read.\n")
         pages: dict[str, Callable[[_Query], str]] = {"": self._list, "compare": self._compare, "report": self._report}
@@ -313,13 +313,13 @@ class Application:
     def _report(self, query: _Query) -> str:
         run = self._run(dict(query).get("run", ""))
         if run.find is None:
-            raise click.UsageError(f"Only records of {run.row['run']} are known, and not the run itself.")
+            raise click.UsageError(f"Only records of {run.row['run']} are known, not the run itself.")
         return render(read_for_page(run.find()), None)
 
     def _run(self, key: str) -> ListedRun:
         runs, _ = self._runs.read()
         if key not in runs:
-            raise _RefusedError(HTTPStatus.NOT_FOUND, "There is no such run, or no longer.\n")
+            raise _RefusedError(HTTPStatus.NOT_FOUND, "There is no such run.\n")
         return runs[key]
 
 
