@@ -91,7 +91,7 @@ def test_the_items_of_all_loops_are_limited(execute, execute_failing):
     assert any("max_items of local.run" in reason for reason in reasons)
 
 
-def test_a_stage_that_the_cache_looks_for_holds_up_no_other(execute, monkeypatch):
+def test_a_stage_that_the_cache_looks_for_holds_up_no_other(execute, tmp_path, monkeypatch):
     """To find out, it may walk a large artifact, inspect an image or ask a store, which takes time."""
     get, other_ended, looked = Cache.get, threading.Event(), []
 
@@ -101,6 +101,7 @@ def test_a_stage_that_the_cache_looks_for_holds_up_no_other(execute, monkeypatch
             assert other_ended.wait(120)
         return get(self, key)
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Cache, "get", slow)
     monkeypatch.setattr(dag_scheduler, "_PATIENCE", 0.2)
 
@@ -117,5 +118,6 @@ def test_a_stage_that_the_cache_looks_for_holds_up_no_other(execute, monkeypatch
             ended.append(event.result.name)
             other_ended.set()
 
-    execute(pipeline, parallelism=2, watch=Heard(on_event=hear)).raise_for_failure()
+    execute(pipeline, cache=True, parallelism=2, watch=Heard(on_event=hear))
+    assert len(looked) == 3
     assert sorted(ended) == ["write", "write-2", "write-3"]
