@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from torchx_kfp.execution.local import dag_scheduler
+from torchx_kfp.execution.local import agenda, dag_scheduler
 from torchx_kfp.local import RunResult, Watch, run
 
 
@@ -40,6 +42,14 @@ def execute_failing(tmp_path: Path) -> Callable[..., RunResult]:
         return result
 
     return function
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let seconds pass for time limits of runs and stages: a limit ends what has begun, however busy the machine is."""
+    passed = [0.0]
+    monkeypatch.setattr(agenda, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed)))
+    return passed.append
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
 import re
 import signal
 import textwrap
+import threading
 
 import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, BindMount, Resource, Role
 
+from tests.execution.host.calling import wait_until
 from tests.execution.local.test_failures import alive
-from tests.execution.local.test_signals import HANGS, read_pids
+from tests.execution.local.test_signals import HANGS, all_end, read_pids
 from tests.execution.local.test_signals import start as start
 from tests.facts import keep, says
 from tests.watching import Heard
@@ -147,21 +149,32 @@ def family(folder):
 
 
 @pytest.mark.parametrize("tracked", [False, True])
-def test_nothing_survives_the_time_limit_or_the_launcher(execute_failing, tmp_path, tracked):
+def test_nothing_survives_the_time_limit_or_the_launcher(execute_failing, pass_time, tmp_path, tracked):
     """Without the launcher, the runner finds the replicas, or the program that publishes results does."""
     options = {"tracker_base": str(tmp_path / "results"), "results": {}} if tracked else {}
-    killing = f"[ $TORCHX_REPLICA_ID = 1 ] && {{ sleep 8; kill -9 $PPID; }}; {family(tmp_path)}"
+    other = tmp_path / "other"
+    other.mkdir()
+    waits = f"until [ -e {other}/pids ] && [ $(wc -l <{other}/pids) = 3 ]; do sleep 0.05; done"
+    killing = f"[ $TORCHX_REPLICA_ID = 1 ] && {{ {waits}; kill -9 $PPID; }}; {family(other)}"
 
     @dsl.pipeline
     def pipeline():
-        kubernetes.set_timeout(task_from_app(shell(2, family(tmp_path)), name="late", engine="job", **options), 12)
+        kubernetes.set_timeout(task_from_app(shell(2, family(tmp_path)), name="late", engine="job", **options), 1000)
         task_from_app(shell(2, killing), name="killed", engine="job", **options)
 
-    result = execute_failing(pipeline, grace=0.5)
+    def pass_limit():
+        wait_until(lambda: len(read_pids(tmp_path)) == 6)
+        pass_time(1000)
+
+    waiting = threading.Thread(target=pass_limit)
+    waiting.start()
+    result = execute_failing(pipeline, grace=0.5, parallelism=2)
+    waiting.join()
     assert "time limit" in result["late"].reason
     assert result["killed"].exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-    assert len(read_pids(tmp_path)) >= 9
-    assert not any(map(alive, read_pids(tmp_path)))
+    late, killed = read_pids(tmp_path), read_pids(other)
+    assert (len(late), len(killed) >= 3) == (6, True)
+    all_end([*late, *killed])
 
 
 @pytest.mark.parametrize("way", ["SIGINT", "cancel", "killed runner"])
@@ -182,7 +195,7 @@ def test_nothing_survives_the_end_of_the_run(start, call, tmp_path, way):
     else:
         assert call("cancel", "latest", "--output-dir", "runs").returncode == 0
     runner.communicate(timeout=HANGS)
-    assert not any(map(alive, pids))
+    all_end(pids)
 
 
 def test_variables_of_a_pod_do_not_reach_stages(execute, monkeypatch):

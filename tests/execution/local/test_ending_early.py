@@ -33,20 +33,26 @@ def reasons(result):
     return {stage.name: stage.reason for stage in result.stages}
 
 
-def test_the_time_limit_of_a_stage_counts_for_each_attempt(execute_failing):
+def test_the_time_limit_of_a_stage_counts_for_each_attempt(execute_failing, pass_time):
     """A stage that heeds no signal is killed after the grace."""
 
     @dsl.pipeline
     def pipeline():
-        kubernetes.set_timeout(python(code=SLEEP), 3)
-        # Shells, which begin to heed nothing, or come to an end, long before the limit.
-        kubernetes.set_timeout(shell(script="trap '' TERM; while :; do sleep 0.2; done"), 3)
-        once = shell(script="test -e tried || { touch tried; exec sleep 300; }").set_retry(1, backoff_duration="0s")
-        kubernetes.set_timeout(once, 4)
-        kubernetes.set_timeout(shell(script=":"), 100)
+        kubernetes.set_timeout(python(code=SLEEP), 1000)
+        kubernetes.set_timeout(shell(script="trap '' TERM; echo ready; while :; do sleep 0.2; done"), 1000)
+        once = shell(script="test -e tried || { touch tried; echo ready; exec sleep 300; }")
+        kubernetes.set_timeout(once.set_retry(1, backoff_duration="0s"), 1000)
+        kubernetes.set_timeout(shell(script=":"), 9000)
 
-    result = execute_failing(pipeline, grace=0.5)
-    over = "was ended: its time limit of 3 s was exceeded"
+    ready = []
+
+    def hear(stage, line):
+        ready.append(stage)
+        if len(ready) == 3:
+            pass_time(1000)
+
+    result = execute_failing(pipeline, grace=0.5, parallelism=4, watch=Heard(on_line=hear))
+    over = "was ended: its time limit of 1000 s was exceeded"
     assert {stage.name: (str(stage.state), stage.reason) for stage in result.stages} == {
         "python": ("failed", over),
         "shell": ("failed", over),
@@ -56,17 +62,21 @@ def test_the_time_limit_of_a_stage_counts_for_each_attempt(execute_failing):
     assert (result["shell"].exit_code, result["shell-2"].attempts) == (-9, 2)
 
 
-def test_what_an_application_leaves_behind_is_asked_to_end(execute_failing):
-    child = "trap 'echo child asked; exit' TERM; sleep 300 & wait"
+def test_what_an_application_leaves_behind_is_asked_to_end(execute_failing, pass_time):
+    child = "trap 'echo child asked; exit' TERM; echo ready; sleep 300 & wait"
     script = f"trap 'echo asked; exit 3' TERM; sh -c \"{child}\" & wait"
 
     @dsl.pipeline
     def pipeline():
         role = Role("trainer", "image:1", entrypoint="sh", args=["-c", script], max_retries=1)
-        kubernetes.set_timeout(task_from_app(AppDef("train", [role])), 5)
+        kubernetes.set_timeout(task_from_app(AppDef("train", [role])), 1000)
 
-    stage = execute_failing(pipeline, grace=5)["train"]
-    assert (stage.exit_code, stage.last_lines()) == (3, ["asked", "child asked"])
+    def hear(_, line):
+        if line == "ready":
+            pass_time(1000)
+
+    stage = execute_failing(pipeline, grace=60, watch=Heard(on_line=hear))["train"]
+    assert (stage.exit_code, stage.last_lines()) == (3, ["ready", "asked", "child asked"])
 
 
 @pytest.fixture(autouse=True)
@@ -83,21 +93,30 @@ def three():
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_the_time_limit_of_a_run(execute_failing, own):
+def test_the_time_limit_of_a_run(execute_failing, pass_time, own):
     loaded = load_pipeline(three)
     if own:
-        loaded = dataclasses.replace(loaded, platform={"activeDeadlineSeconds": "5"})
+        loaded = dataclasses.replace(loaded, platform={"activeDeadlineSeconds": "1000"})
     events = []
-    result = execute_failing(loaded, watch=Heard(on_event=events.append), **({} if own else {"timeout": 5.0}))
+
+    def hear(event):
+        events.append(event)
+        if isinstance(event, StageStarted) and sum(isinstance(event, StageStarted) for event in events) == 2:
+            pass_time(1000)
+
+    options = {} if own else {"timeout": 1000.0}
+    result = execute_failing(loaded, watch=Heard(on_event=hear), parallelism=2, **options)
     assert states(result) == {
         "python": "canceled",
         "shell": "not run",
         "shell-2[0]": "canceled",
         "shell-2[1]": "not run",
     }
-    assert reasons(result)["python"] == "was ended with the run: the time limit of 5 s was exceeded"
+    assert reasons(result)["python"] == "was ended with the run: the time limit of 1000 s was exceeded"
     assert reasons(result)["shell"] == "was not run: the run was ended"
-    assert [event.reason for event in events if isinstance(event, RunEnding)] == ["The time limit of 5 s was exceeded"]
+    assert [event.reason for event in events if isinstance(event, RunEnding)] == [
+        "The time limit of 1000 s was exceeded"
+    ]
 
 
 def test_a_signal_leaves_no_stage_out_and_lists_none_twice(tmp_path):

@@ -164,7 +164,7 @@ def test_a_stage_that_asks_for_two_is_not_overtaken(execute, two, tmp_path):
     assert (tmp_path / "log").read_text() == f"{','.join(two)}\none\n"
 
 
-def test_attempts_release_them(execute_failing, two, tmp_path, monkeypatch):
+def test_attempts_release_them(execute_failing, two, pass_time, tmp_path, monkeypatch):
     """Also one that fails, one that is ended, and one that cannot be started."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", two[0])
     log = tmp_path / "log"
@@ -176,11 +176,12 @@ def test_attempts_release_them(execute_failing, two, tmp_path, monkeypatch):
     @dsl.pipeline
     def pipeline():
         asking(f"echo fails >> {log}; exit 1").set_retry(2, backoff_duration="0s")
-        kubernetes.set_timeout(asking(f"echo sleeps >> {log}; sleep 300"), 4)
+        kubernetes.set_timeout(asking(f"echo sleeps | tee -a {log}; sleep 300"), 1000)
         missing().set_accelerator_type(GPU).set_accelerator_limit(1)
         asking(f"echo last >> {log}")
 
-    result = execute_failing(pipeline)
+    watch = Heard(on_line=lambda *_: pass_time(1000))
+    result = execute_failing(pipeline, watch=watch)
     # Whoever is tried again waits behind the others.
     assert log.read_text().split() == ["fails", "sleeps", "last", "fails", "fails"]
     assert [str(stage.state) for stage in result.stages] == ["failed", "failed", "failed", "succeeded"]

@@ -89,7 +89,7 @@ def test_what_had_failed_or_was_edited_runs_again_with_what_depends_on_it(
 
 
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "cancel", "timeout", "fail_fast"])
-def test_a_run_that_was_ended_goes_on(way, tmp_path):
+def test_a_run_that_was_ended_goes_on(way, pass_time, tmp_path):
     @dsl.pipeline
     def pipeline(folder: str, items: list = ["a", "b"]):  # noqa: B006 (a constant to KFP)
         first = shell_out(script=f'echo first >> {folder}/notes; printf x > "$0"')
@@ -102,13 +102,15 @@ def test_a_run_that_was_ended_goes_on(way, tmp_path):
             if way == "cancel":
                 command = ["cancel", event.log_file.parent.parent.name, "--output-dir", str(tmp_path / "runs")]
                 canceling.append(subprocess.Popen([sys.executable, "-m", "torchx_kfp", *command]))
+            elif way == "timeout":
+                pass_time(1000)
             elif way.startswith("SIG"):
                 os.kill(os.getpid(), signal.Signals[way])
 
     canceling: list[Any] = []
     (tmp_path / "do").write_text("exit 1" if way == "fail_fast" else "sleep 300")
     given: Any = {"output_dir": tmp_path / "runs", "grace": 0.1}
-    ways: dict[str, Any] = {"timeout": {"timeout": 3.0}, "fail_fast": {"fail_fast": True}}
+    ways: dict[str, Any] = {"timeout": {"timeout": 1000.0}, "fail_fast": {"fail_fast": True}}
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         run(pipeline, {"folder": str(tmp_path)}, watch=Heard(on_event=hear), **given, **ways.get(way, {}))
     assert [process.wait() for process in canceling] == [0] * len(canceling)
