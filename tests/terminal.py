@@ -16,7 +16,7 @@ import pyte
 from tests.programs import Program
 
 #: Seconds after which a test gives up.
-PATIENCE = 60
+PATIENCE = 120
 #: What this terminal decides.
 _OWN = ("COLUMNS", "LINES", "NO_COLOR", "TERM", "PYTHONIOENCODING")
 

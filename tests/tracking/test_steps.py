@@ -238,7 +238,7 @@ class TestWriting:
             run.flush()
 
         writes = s3_server.requests(log)
-        assert len(writes) <= 2, "the last one, and another one if this machine takes long"
+        assert len(writes) < 20, "the first and the last one, and one each 5 s of a slow machine"
         assert {write.split("?")[0].rpartition("/")[0] for write in writes} == {
             f"PUT /{s3_base[5:]}/.torchx_kfp/runs/p1/train/e1"
         }

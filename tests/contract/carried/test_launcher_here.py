@@ -295,7 +295,7 @@ RANGE = ["'train'", "1 to 5", "num_replicas"]
 ENDS: Mapping[str, End] = {
     "a single replica is not called the first": End([shell("train", 1, "exit 4")], 4, ["train/0 failed with exit"]),
     "the last replicas have names": End(
-        [shell("train", 2, "true"), shell("server", 1, "exec sleep 1.5")],
+        [shell("train", 2, "true"), shell("server", 1, "until grep -q '2 succeeded' said; do sleep 0.05; done")],
         says=["3 of 3 replicas run", "1 of 3 replicas run (server/0), 2 succeeded"],
     ),
     "SIGKILL": End([shell("train", 2, f"[ $TORCHX_REPLICA_ID = 0 ] && kill -9 $$; {WAITS}")], 137, ["train/0 failed"]),
@@ -338,9 +338,10 @@ ENDS: Mapping[str, End] = {
 @pytest.mark.parametrize("name", ENDS)
 def test_a_stage_of_processes_ends(name: str, tmp_path: Path, launch: Launch) -> None:
     end = ENDS[name]
-    process = launch(*end.roles, cwd=tmp_path, **end.options)
-    assert process.returncode == end.code, process.stderr
-    spoken = process.stderr.decode()
+    with (tmp_path / "said").open("wb") as file:
+        process = launch(*end.roles, cwd=tmp_path, stderr=file, **end.options)
+    spoken = (tmp_path / "said").read_text()
+    assert process.returncode == end.code, spoken
     assert all(fact in spoken for fact in end.says), spoken
     assert {index: len((tmp_path / index).read_text().split()) for index in end.starts} == end.starts
     assert {label: lines(process.stdout, label) for label in end.lines} == end.lines
@@ -460,7 +461,7 @@ def test_stages_with_the_same_port_take_turns(tmp_path: Path, start: Start) -> N
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_stage_that_ends_frees_its_port(number: int, start: Start) -> None:
     (port,) = free_ports(1)
-    first = start(shell("train", 1, "exec sleep 20", port_map={"p": port}))
+    first = start(shell("train", 1, "exec sleep 120", port_map={"p": port}))
     assert first.stderr is not None
     first.stderr.readline()
     waiting = start(shell("train", 1, "exec sleep 300", port_map={"p": port}))

@@ -261,7 +261,9 @@ def test_it_can_be_the_init_of_a_container(tmp_path: Path) -> None:
     application = [
         "sh",
         "-c",
-        "for i in 1 2 3; do sh -c 'sleep 0.1 &'; done; trap 'echo got; exit 9' TERM; echo ready; sleep 0.5;"
+        # The orphans end while the application runs: it waits until none is left, zombies included.
+        "for i in 1 2 3; do sh -c 'sleep 0.1 &'; done; trap 'echo got; exit 9' TERM; echo ready;"
+        " n=0; while ps -o comm= --ppid 1 | grep -q sleep && [ $n -lt 600 ]; do n=$((n + 1)); sleep 0.1; done;"
         " ps -o stat= --ppid 1 | grep -c Z; while :; do sleep 0.1; done",
     ]
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

@@ -155,13 +155,13 @@ def call(folder: Path, *words: str, **options: object) -> "subprocess.CompletedP
 
 
 def test_a_time_limit_ends_a_run(folder: Path) -> None:
-    done = call(folder, "run", "sleeps.yaml", "--timeout", "3s", "--no-cache")
+    done = call(folder, "run", "sleeps.yaml", "--timeout", "10s", "--no-cache")
     assert done.returncode == 1
     rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:] if line}
     assert rows["python"].split()[1] == "canceled"
-    assert "The time limit of 3 s was exceeded: the running stages have 10 s to end" in done.stderr
+    assert "The time limit of 10 s was exceeded: the running stages have 10 s to end" in done.stderr
     assert re.search(
-        r"Error: The run sleeps-\S+ failed: the time limit of 3 s was exceeded\.\nEnded because of that: python\.",
+        r"Error: The run sleeps-\S+ failed: the time limit of 10 s was exceeded\.\nEnded because of that: python\.",
         done.stderr,
     )
     assert call(folder, "run", "sleeps.yaml", "--timeout", "3").returncode == 2

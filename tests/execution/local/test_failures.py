@@ -15,6 +15,7 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
+from tests.execution.host.calling import wait_until
 from tests.execution.local.components import produce, python, scripts, shell, text_of, write
 from tests.facts import says
 from tests.watching import Heard
@@ -294,8 +295,8 @@ def test_what_a_stage_leaves_behind_is_ended_and_holds_nothing_up(execute, tmp_p
     assert result.stages[0].log_file.read_text() == "done\n"
     pid = int((tmp_path / "pid").read_text())
     # setsid may have forked: no process of this test that sleeps for so long may be left.
-    assert not alive(pid)
-    assert not [p for p in os.listdir("/proc") if p.isdigit() and _has(int(p), result.run_id)]
+    wait_until(lambda: not alive(pid))
+    wait_until(lambda: not [p for p in os.listdir("/proc") if p.isdigit() and _has(int(p), result.run_id)])
 
 
 def test_what_has_left_the_stages_session_does_not_reach_the_next_stage(execute, tmp_path):
