@@ -37,6 +37,13 @@ def test_a_stage_has_what_it_shares_and_what_is_its_own() -> None:
     assert compile_pipeline(shared) == compile_pipeline(written_out)
 
 
+def test_the_image_of_a_publisher_may_be_a_channel() -> None:
+    def pipeline(tracker_base: str, image: str) -> None:
+        publish_results(task_from_app(make_app(), tracker_base=tracker_base), {"loss": float}, image=image)
+
+    assert "image: '{{$.inputs.parameters[''image'']}}'" in compile_pipeline(pipeline)
+
+
 def test_a_functions_parameter_is_not_a_shared_option() -> None:
     def app(cache: str = "/cache") -> AppDef:
         return make_app(args=["--cache", cache])

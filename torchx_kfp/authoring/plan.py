@@ -18,7 +18,7 @@ from torchx_kfp.authoring.engines import named_engine
 from torchx_kfp.authoring.naming import component_name, input_name, is_shell_variable, stage_name
 from torchx_kfp.authoring.options import PROTOCOL_VARIABLES, Secrets, StageOptions, check_variables, parse_outputs
 from torchx_kfp.authoring.reads import Readable, ReadSource, TrackerBase, is_list, parse_reads, parse_tracker_base
-from torchx_kfp.authoring.references import Reference, Text, check_word, is_constant
+from torchx_kfp.authoring.references import Channel, Reference, Text, check_word, is_constant
 from torchx_kfp.authoring.replicas import launcher
 from torchx_kfp.contract import command
 from torchx_kfp.contract.command import Outputs
@@ -99,7 +99,7 @@ def plan_stage(
     return _plan(options, name, description, application, variables, parameters)
 
 
-def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str) -> StagePlan:
+def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str | Channel) -> StagePlan:
     """Plan a stage that publishes the records of another stage without running an application.
 
     Args:
@@ -117,7 +117,7 @@ def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str
             "publish_results(run_id, ..., tracker_base=...)."
         )
     check_variables({}, options.secrets or {}, PROTOCOL_VARIABLES, "the publisher")
-    if image == "":
+    if isinstance(image, str) and not image:  # a channel == "" would be a condition
         raise AppDefError(
             "publish_results has no image. Name one with python3 and fsspec, such as components/publisher."
         )
