@@ -62,12 +62,16 @@ LAUNCHER_MB = 64
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
 
-#: The types of fields of a role, and their names in messages.
+#: The types of fields of a role and its resource, and their names in messages.
 _CONTAINERS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "args": ((list, tuple), "a list of strings"),
     "env": (Mapping, "a dict, {'NAME': 'value'}"),
     "mounts": ((list, tuple), "a list of mounts"),
     "metadata": (Mapping, "a dict"),
+    "port_map": (Mapping, "a dict, {'name': 8080}"),
+    "resource": (specs.Resource, "a Resource of torchx.specs: Resource(cpu=2, gpu=0, memMB=4096)"),
+    "capabilities": (Mapping, "a dict"),
+    "devices": (Mapping, "a dict, {'vpc.amazonaws.com/efa': 1}"),
 }
 _ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller"
 _ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
@@ -109,9 +113,13 @@ def check_app(app: specs.AppDef) -> None:
             f"{name}(...), or make a component of it: component_from_function({name})."
         )
     check_name(app.name, "AppDef.name")
-    _refuse_unknown(app, f"AppDef {app.name!r}")
+    where = f"AppDef {app.name!r}"
+    _refuse_unknown(app, where)
+    example = "AppDef(name=..., roles=[Role(...)])"
     if not app.roles:
-        raise AppDefError(f"AppDef {app.name!r} has no roles. Give it one: AppDef(name=..., roles=[Role(...)]).")
+        raise AppDefError(f"{where} has no roles. Give it one: {example}.")
+    if not isinstance(app.roles, list | tuple) or not all(isinstance(role, specs.Role) for role in app.roles):
+        raise AppDefError(f"roles of {where} is {shown(app.roles)}. Give Roles of torchx.specs: {example}.")
 
 
 def check_role(app: specs.AppDef, role: specs.Role) -> str:
@@ -119,15 +127,12 @@ def check_role(app: specs.AppDef, role: specs.Role) -> str:
     where = f"role {role.name!r} of AppDef {app.name!r}"
     check_name(role.name, f"The name of {where}")
     _refuse_unknown(role, where)
-    for name, (kinds, what) in _CONTAINERS.items():
-        if not isinstance(value := getattr(role, name), kinds):  # of text, each character would be an argument
-            raise AppDefError(f"{name} of {where} is {shown(value)}; give {what}.")
     _refuse_channels(role, where)
-    if not isinstance(role.resource, specs.Resource):
-        raise AppDefError(
-            f"resource of {where} is {shown(role.resource)}. Give a Resource of torchx.specs: "
-            "Resource(cpu=2, gpu=0, memMB=4096)."
-        )
+    for owner in (role, role.resource):
+        for field in fields(owner):
+            kinds, what = _CONTAINERS.get(field.name, (object, ""))
+            if not isinstance(value := getattr(owner, field.name), kinds):  # text would be a list of characters
+                raise AppDefError(f"{field.name} of {where} is {shown(value)}. Give {what}.")
     _refuse_unknown(role.resource, f"The resource of {where}")
     # A channel compared with == is a condition for dsl.If, which is always true.
     for name, what in (("entrypoint", "the program to run"), ("image", "a container image")):
@@ -180,7 +185,7 @@ _OTHER_WAYS = (
 def _refuse_channels(role: specs.Role, where: str) -> None:
     """Reject channels in fields whose values must be known when the pipeline is compiled."""
     for each in fields(role):
-        value = list(role.env) if each.name == "env" else getattr(role, each.name)
+        value = list(role.env or ()) if each.name == "env" else getattr(role, each.name)
         if each.name not in ("entrypoint", "args", "image") and contains_channel(value):
             raise AppDefError(
                 f"{each.name} of {where} contains a pipeline channel, or a component's input. Its value must be known "

@@ -64,8 +64,14 @@ def pod_template(
         "priorityClassName": engine.priority_class,
     }
     pod["spec"] = {field: value for field, value in spec.items() if value}
-    pod["metadata"]["labels"] = {STAGE_LABEL: marker("name"), ROLE_LABEL: name}
+    labels = pod["metadata"]["labels"] = {STAGE_LABEL: marker("name"), ROLE_LABEL: name}
     pod = _overlaid(pod, _overlay(role, values))
+    kept = (pod.get("metadata") or {}).get("labels") or {}
+    if not (kept.items() >= labels.items() and (pod.get("spec") or {}).get("containers")):
+        raise AppDefError(
+            f"metadata['kubernetes'] of role {role.name!r} removes the container, or the labels by which the stage "
+            f"finds its pods. Keep them. Got: {role.metadata['kubernetes']!r}."
+        )
     # Not before: TorchX's nightly merges no text into a marker.
     pod["spec"].setdefault("serviceAccountName", engine.service_account or marker("service_account"))
     pod["spec"] |= engine.POD
@@ -75,7 +81,7 @@ def pod_template(
 def role_ports(role: specs.Role) -> dict[str, int]:
     """Return the ports by names that Kubernetes accepts: 15 characters, with a letter, each in one place."""
     ports: dict[str, int] = {}
-    for name, port in (role.port_map or {}).items():
+    for name, port in role.port_map.items():
         value = whole_number(port, f"port_map[{name!r}] of role {role.name!r}", 1)
         if value > 65535:
             raise AppDefError(f"port_map[{name!r}] of role {role.name!r} is {port!r}; give a port from 1 to 65535.")

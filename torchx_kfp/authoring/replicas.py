@@ -81,7 +81,7 @@ def launcher(app: specs.AppDef, options: StageOptions, engine: Engine, stage: st
                 fewest=getattr(role, "min_replicas", None) or 1,
                 inherited=inherited,
                 env=env,
-                ports=sorted({int(port) for port in (role.port_map or {}).values()}),
+                ports=sorted({int(port) for port in role.port_map.values()}),
                 restarts=restarts_alone(role) or None,
                 command=command,
                 count=counts.get(role.name),

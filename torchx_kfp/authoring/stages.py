@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -169,7 +170,7 @@ class Stages(StageOptions):
         task: Readable,
         results: Results | None = None,
         *,
-        image: str,
+        image: str | Channel,
         artifacts: Artifacts | None = None,
         name: str | None = None,
         **shared: Any,
@@ -349,11 +350,18 @@ def artifact_from_uri(
         The artifact, to pass to a component.
 
     Raises:
-        AppDefError: the metadata contains a channel.
+        AppDefError: the metadata contains a channel, or an argument has the wrong type.
     """
     _check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
-    if contains_channel(dict(metadata or {})):
-        raise AppDefError(f"metadata of artifact_from_uri is {metadata!r}. Give constants, which KFP can write.")
+    try:
+        json.dumps(metadata, allow_nan=False)
+        known = not contains_channel(dict(metadata or {}))
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise AppDefError(f"metadata of artifact_from_uri is {metadata!r}. Give constants that JSON has.")
+    if not (isinstance(artifact_class, type) and issubclass(artifact_class, dsl.Artifact)):
+        raise AppDefError(f"artifact_class is {artifact_class!r}. Give a class of kfp.dsl, such as dsl.Model.")
     first, *rest = parse(uri, "uri")
     kind = first.type if isinstance(first, Reference) else "STRING"
     if rest or first == "" or kind != "STRING":

@@ -125,6 +125,10 @@ ENGINES: list[Row] = [
             ({"VCJob": {"spec": {}}}, "{'VCJob': {'spec': {}}}"),
             ({"V1Pod": {}, "V1Job": {}}, "'V1Job'"),
             ({"V1Pod": ["spec"]}, "['spec']"),
+            ({"metadata": None}, "{'metadata': None}"),
+            ({"metadata": {"labels": {"torchx-kfp/stage": "x"}}}, "the labels"),
+            ({"spec": {"containers": None}}, "{'containers': None}"),
+            ({"spec": None}, "{'spec': None}"),
             ({"spec": {"x": object}}, "JSON"),
             ({"spec": {"x": float("nan")}}, "JSON"),
         ]
