@@ -245,7 +245,7 @@ NEED_VALUES: dict[str, dict[str, str]] = {
         "show('a' if x == 'fast' else 'b')": "the operation eq",
         "show('x', image=x.split(':')[0])": "its .split()",
         "show(str(Path(x).name), str(x)[3:])": "the operation bool",
-        "changed(app_name=x)": "not where a channel can be: '7'",
+        "changed(app_name=x)": "where no channel can be: '7'",
         "show('x', env={f'{x}': '1'})": "the operation hash",
         **dict.fromkeys(
             [
@@ -281,8 +281,8 @@ NEED_VALUES: dict[str, dict[str, str]] = {
     },
     "int": {
         "show(f'{x * 100}')": "the operation mul",
-        "changed(num_replicas=x)": "not where a channel can be: 1000000",
-        "changed(resource=specs.Resource(cpu=x, gpu=0, memMB=-1))": "not where a channel can be: 1000000",
+        "changed(num_replicas=x)": "where no channel can be: 1000000",
+        "changed(resource=specs.Resource(cpu=x, gpu=0, memMB=-1))": "where no channel can be: 1000000",
         "show(f'{x!r}')": "",
         "show(f'{[x]}')": "",
         "show({1: 'one'}.get(x, 'many'))": "",
@@ -336,7 +336,7 @@ def test_the_message_has_the_line_and_the_call_that_works() -> None:
     with pytest.raises(
         AppDefError,
         match=begins.format("placed")
-        + r"- 'a': .* where a channel can be: 1000000\n- 'b': .* where a channel can be: 1000000\n"
+        + r"- 'a': .* where no channel can be: 1000000\n- 'b': .* where no channel can be: 1000000\n"
         r"Give them as constants: component_from_function\(placed, a=1, b=2\)\.$",
     ):
         component_from_function(placed)

@@ -136,7 +136,7 @@ def test_a_custom_path_is_in_a_folder_that_is_mounted_or_is_gone(execute):
     assert os.stat(next(iter(result.stages)).artifacts["data"].path).st_mode & 0o777 == 0o750
 
     gone = execute(mounted, {"text": report(customPath="/etc/file")})
-    assert "/etc/file is gone with the container" in next(iter(gone.stages)).reason
+    assert "/etc/file is lost with the container" in next(iter(gone.stages)).reason
 
 
 def test_links_inside_of_an_artifact_are_kept(execute):

@@ -79,7 +79,7 @@ def test_a_stage_without_settings_has_no_findings(fields: dict[str, Any]) -> Non
 @since_kfp_2_15
 def test_settings_that_kfp_hands_on_have_no_findings() -> None:
     [(_, cached)] = findings(everything)
-    assert "sets 'MORE' on the task, which KFP's cache does not look at" in cached
+    assert "sets 'MORE' on the task, which KFP's cache ignores" in cached
     # The limit is that of the replicas, not of KFP's own launcher.
     assert findings(lambda task, _: task.set_memory_limit("10M")) == []
 

@@ -153,7 +153,7 @@ FINDINGS = {
     "task 'accent'": ("differs", "arrives as '$Ã\ufffd'"),
     "task 'argo'": ("differs", "arrives as 'echo <workflow.name>'"),
     "task 'variable'": ("differs", "'a$$b' in its variable NAME, which arrives as 'a$b'"),
-    "task 'echo' (and 'variable')": ("differs", "sets 'NAME' on the task, which KFP's cache does not look at"),
+    "task 'echo' (and 'variable')": ("differs", "sets 'NAME' on the task, which KFP's cache ignores"),
     "task 'large-character'": ("may fail", "(U+1F600) in its input 'x'"),
     "task 'long-text'": ("differs", "'… known that $$5 is the pri…' in its input"),
     "the argument 'note'": ("differs", "'a$$b', which arrives as 'a$b'"),
