@@ -70,6 +70,9 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
         key="k",
         effect="No",  # type: ignore[arg-type]
     ),
+    "has a toleration with the operator Exists and the value 'v',": lambda task: kubernetes.add_toleration(
+        task, key="k", operator="Exists", value="v"
+    ),
     "mounts 2 volumes at /data:": lambda task: kubernetes.mount_pvc(
         kubernetes.mount_pvc(task, pvc_name="a", mount_path="/data"), pvc_name="b", mount_path="/data"
     ),
@@ -89,6 +92,7 @@ def test_a_pod_that_kubernetes_takes() -> None:
         kubernetes.use_secret_as_env(task, "my.secret-1", {"a_key.1": "X"})
         kubernetes.add_pod_label(task, "example.com/team", "A_b.c")
         kubernetes.add_pod_label(task, "empty", "")
+        kubernetes.add_pod_annotation(task, "Example.com/Owner", "x")  # case does not matter
         kubernetes.add_toleration(task, key="gpu", operator="Exists", effect="NoExecute")
         kubernetes.mount_pvc(task, pvc_name="data", mount_path="/data")
 

@@ -60,6 +60,8 @@ def _words(component: Component, container: Container) -> Iterator[tuple[str, st
         operator, effect = toleration.get("operator") or "", toleration.get("effect") or ""
         if operator not in _OPERATORS:
             yield f"a toleration with the operator {operator!r}", "Use Equal or Exists"
+        if operator == "Exists" and toleration.get("value"):
+            yield f"a toleration with the operator Exists and the value {toleration['value']!r}", "Leave out the value"
         if effect not in _EFFECTS:
             yield f"a toleration with the effect {effect!r}", f"It is {', '.join(_EFFECTS[1:])}, or none"
 
@@ -113,13 +115,11 @@ def _names(platform: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _labels(platform: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    metadata, form = (
-        platform.get(METADATA) or {},
-        "letters, digits, '-', '_' and '.', and begins and ends with a letter or digit",
-    )
+    metadata = platform.get(METADATA) or {}
+    form = "letters, digits, '-', '_' and '.', and begins and ends with a letter or digit"
     labels = {**(metadata.get("labels") or {}), **((platform.get("nodeSelector") or {}).get("labels") or {})}
     for key in (*labels, *(metadata.get("annotations") or {})):
-        if not _fits(key, _LABEL_KEY):
+        if not _fits(key if key in labels else key.lower(), _LABEL_KEY):
             yield f"the label or annotation {shown(key)}", f"Keys have up to 63 {form}"
     for key, value in labels.items():
         if not _fits(str(value), _LABEL):
