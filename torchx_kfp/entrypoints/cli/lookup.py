@@ -29,12 +29,7 @@ from torchx_kfp.entrypoints.cli.flags import (
     tracker_base_option,
 )
 from torchx_kfp.entrypoints.cli.recorded import RunRecords, open_record_tracker
-from torchx_kfp.errors import (
-    ArgumentError,
-    HostError,
-    TrackerBaseError,
-    UnknownRunError,
-)
+from torchx_kfp.errors import ArgumentError, HostError, TrackerBaseError, UnknownRunError
 from torchx_kfp.execution.host.settings import Settings, flag, read_settings
 from torchx_kfp.execution.pipeline.artifacts import is_object_store
 from torchx_kfp.execution.pipeline.walk import LATEST

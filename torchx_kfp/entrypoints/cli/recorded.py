@@ -12,12 +12,7 @@ from typing import Any
 from torchx_kfp.common.text import listed, most_similar, printable
 from torchx_kfp.contract.protocol import PodAttempt, superseded
 from torchx_kfp.entrypoints.cli.display.printing import print_message
-from torchx_kfp.errors import (
-    NotRecordedError,
-    RefusedError,
-    TorchxKfpError,
-    UnknownRunError,
-)
+from torchx_kfp.errors import NotRecordedError, RefusedError, TorchxKfpError, UnknownRunError
 from torchx_kfp.execution.pipeline.walk import LATEST, is_execution, matching_names, task_name
 from torchx_kfp.execution.runs.record import RunRecord, cached_by_kfp, untracked
 from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker, is_replay

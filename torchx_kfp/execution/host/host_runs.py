@@ -16,12 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
-from torchx_kfp.errors import (
-    ArgumentError,
-    HostAnswerLostError,
-    HostError,
-    UnknownRunError,
-)
+from torchx_kfp.errors import ArgumentError, HostAnswerLostError, HostError, UnknownRunError
 from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
 from torchx_kfp.execution.host.settings import Settings, Submission

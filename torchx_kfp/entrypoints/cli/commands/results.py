@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -33,9 +33,6 @@ from torchx_kfp.errors import NotRecordedError
 from torchx_kfp.execution.pipeline.walk import task_name
 from torchx_kfp.tracking.record_tracker import RecordTracker, is_replay
 from torchx_kfp.tracking.store import pipeline_run
-
-if TYPE_CHECKING:
-    pass
 
 #: The id of an execution, its parts, which are None for another key, and its results: what ``--json`` prints.
 Row = dict[str, Any]
