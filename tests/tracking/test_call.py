@@ -95,6 +95,9 @@ def whole(loss: int):
 def text(loss: str):
     return loss
 
+fixed = functools.partial(add, 1)
+
+
 def fails():
     raise RuntimeError("of the function")
 """
@@ -218,12 +221,19 @@ def test_outside_of_a_stage_what_is_returned_is_printed(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == {"name": "x", "flag": True, "items": ["x"], "size": 0}
 
 
+def test_outside_of_a_stage_arrays_are_lists(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    done = call(tmp_path, "-m", "functions", "arrays", tracked=False)
+    assert json.loads(done.stdout) == {"loss": 0.5, "curve": [0.25, 3], "all": [1.5, 2.0], "odd": {"1": 2}}
+
+
 @pytest.mark.parametrize(
     ("words", "parents", "facts"),
     [
         ([], {}, ["usage: python -m torchx_kfp.tracking.call -m MODULE FUNCTION [NAME=VALUE ...]"]),
         (["-m", "function", "add"], {}, ["no module 'function'", "--workspace DIR", "in the image"]),
         (["-m", "functions", "severl"], {}, ["'functions' has no function 'severl'", "'several'?"]),
+        (["-m", "functions", "fixed"], {}, ["'functions'", "'fixed'", "functools.partial", "def fixed("]),
         (["-m", "functions", "add", "lef=1"], {}, ["'lef=1'", "no parameter 'lef'", "'left'?"]),
         (["-m", "functions", "add", "left"], {}, ["'left' is not NAME=VALUE"]),
         (["-m", "functions", "add", "left=x"], {}, ["left of add() is int, but got 'x'"]),

@@ -309,7 +309,7 @@ def record(function: str, returned: object, run: Run | None) -> None:
         returned = returned._asdict()
     named: dict[str, Any] = dict(returned) if isinstance(returned, Mapping) else {function: returned}
     if run is None:
-        print(json.dumps(named, default=str))
+        print(json.dumps(named, default=_plain_or_text))
         return
     results: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
@@ -334,6 +334,13 @@ def record(function: str, returned: object, run: Run | None) -> None:
         raise problem
 
 
+def _plain_or_text(value: object) -> object:
+    try:
+        return plain(value)
+    except TypeError:
+        return str(value)
+
+
 def load(module: str, function: str) -> Callable[..., Any]:
     """Import a function.
 
@@ -349,10 +356,16 @@ def load(module: str, function: str) -> Callable[..., Any]:
             f"There is no module {error.name!r}. It must be in the image or in the workspace (--workspace DIR); in a "
             "local run, it may also be in the folder of the pipeline's file or the current folder."
         ) from None
-    functions = [name for name, value in vars(found).items() if inspect.isfunction(value)]
-    if not callable(getattr(found, function, None)):
+    value = getattr(found, function, None)
+    if not callable(value):
+        functions = [name for name, each in vars(found).items() if inspect.isfunction(each)]
         raise AppDefError(describe_unknown(f"The module {module!r}", "function", function, functions))
-    return getattr(found, function)  # type: ignore[no-any-return]  # of any module
+    if not hasattr(value, "__name__"):
+        raise AppDefError(
+            f"{function!r} of the module {module!r} is {shown(value)}, and a stage calls functions only. Write one "
+            f"that calls it: def {function}(...)."
+        )
+    return value  # type: ignore[no-any-return]  # of any module
 
 
 def _print_traceback(error: Exception) -> None:
