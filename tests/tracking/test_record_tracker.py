@@ -64,9 +64,9 @@ def test_records_of_whole_runs(base: str, caplog: pytest.LogCaptureFixture) -> N
     tracker = RecordTracker(base, patience=SHORT_PATIENCE)
     tracker["one/train/1"] = {"x": 1}
     code = (Code("a" * 64, 10, 2, GitState("c" * 40, "main", changed=True)), Code("b" * 64))
-    tracker.add_start("one", code[:1])
-    tracker.add_start("one", [Code("a" * 64), code[1]])
-    tracker.add_start("two", code[1:])
+    tracker.add_start("one", code[:1], "p", {})
+    tracker.add_start("one", [Code("a" * 64), code[1]], "p", {})
+    tracker.add_start("two", code[1:], "p", {})
     tracker.add("one/train/1", {"metadata": {"x": 1}})
     one = Record(code=code)
     stage, two = Record(metadata={"x": 1}), Record(code=code[1:])
@@ -102,3 +102,22 @@ def test_files_of_others_among_the_entries_are_left_out(base: str) -> None:
 def test_a_host_may_call_anything_a_run_id(text: str) -> None:
     assert is_run_id("a/train/1", "a")
     assert not is_run_id(text, "a")
+
+
+@pytest.mark.parametrize(
+    "submitted",
+    [
+        {"pipeline": "p", "stages": {"train": {}}, "code": {}},
+        {"pipeline": "p", "stages": {"train": {"parts": 1, "code": "x"}}, "code": {"x": {}}},
+        {"pipeline": "p", "stages": {"train": {"parts": {}, "code": []}}, "code": {}},
+        {"pipeline": "p", "stages": [], "code": {}},
+        {"stages": {}},
+    ],
+)
+def test_a_submission_that_something_else_wrote_is_left_out(submitted: object, tmp_path: Path) -> None:
+    tracker = RecordTracker(tmp_path, patience=0)
+    stages = {"train": ({"image": "a"}, {"train.py": "1"}), "eval": ({}, {"train.py": "1"})}
+    tracker.add_start("run-1", [], "p", stages)
+    tracker.add("run-2", {"submitted": submitted})
+    tracker.add_start("run-4", [], "another", stages)
+    assert tracker.submitted("p") == {"run-1": stages}

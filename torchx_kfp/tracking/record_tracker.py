@@ -27,7 +27,6 @@ from torchx_kfp.tracking.records import (
     Code,
     Record,
     Records,
-    Submitted,
     fold_records,
     is_replay,
     read_record,
@@ -50,7 +49,6 @@ __all__ = [
     "RecordTracker",
     "Search",
     "StoredFiles",
-    "Submitted",
     "Trial",
     "WorkspaceFile",
     "absolute_base",
@@ -61,6 +59,8 @@ __all__ = [
     "pack_folders",
 ]
 
+#: The parts of a stage's cache key, and the fingerprints of its code files by name.
+Known = tuple[Mapping[str, Any], Mapping[str, str]]
 #: The most submitted runs that are read.
 _LAST_SUBMITTED = 20
 #: A key that results cannot have. It is always the same, so a store that forbids removal keeps one file.
@@ -106,46 +106,39 @@ class RecordTracker(FsspecResultTracker):
         """Return the record of one run."""
         return read_record(self.store, run_id, *fields)
 
-    def add_start(
-        self,
-        run: str,
-        code: Sequence[Code],
-        pipeline: str = "",
-        stages: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] | None = None,
-    ) -> None:
+    def add_start(self, run: str, code: Sequence[Code], pipeline: str, stages: Mapping[str, Known]) -> None:
         """Record the workspaces of a pipeline run and, if it was submitted, its stages.
 
         Args:
             run: the pipeline run.
             code: its workspaces.
             pipeline: the name of its pipeline.
-            stages: by stage, the parts of its cache key, and the fingerprints of its code files.
+            stages: its stages by name; none if they are not known.
         """
-        fields: dict[str, Any] = {"code": [asdict(each) for each in code]}
+        fields: dict[str, Any] = {"code": [asdict(each) for each in code]} if code else {}
         known: dict[str, Mapping[str, str]] = {}
         of_stages: dict[str, Any] = {}
-        for name, (parts, files) in (stages or {}).items():
+        for name, (parts, files) in stages.items():
             digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
             known[digest] = files
             of_stages[name] = {"parts": parts, "code": digest}
         if of_stages:
             fields["submitted"] = {"pipeline": pipeline, "stages": of_stages, "code": known}
-        self.add(run, {name: value for name, value in fields.items() if value})
+        self.add(run, fields)
 
-    def submitted(self, pipeline: str) -> list[Submitted]:
-        """Return the stages of the last submitted runs of a pipeline, the newest run first.
+    def submitted(self, pipeline: str) -> dict[str, dict[str, Known]]:
+        """Return the stages of the last submitted runs of a pipeline by pipeline run, the newest one first.
 
         Entries that other programs wrote are left out.
         """
         keys = [key for key in list_entries(self.store) if "submitted" in fields_of(key)]
         last = sorted(keys, key=lambda key: key.rpartition("/")[2], reverse=True)[:_LAST_SUBMITTED]
-        found: list[Submitted] = []
+        found: dict[str, dict[str, Known]] = {}
         for run, record in fold_records(self.store, last, ["submitted"]).items():
-            told = record.submitted
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-                if told["pipeline"] == pipeline:
-                    stages = {str(name): {**of_stage} for name, of_stage in told["stages"].items()}
-                    found.append(Submitted(run, stages, told["code"]))
+                if record.submitted["pipeline"] == pipeline:
+                    stages, code = record.submitted["stages"].items(), record.submitted["code"]
+                    found[run] = {name: (dict(it["parts"]), dict(code[it["code"]])) for name, it in stages}
         return found
 
     def parents(self, run_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:

@@ -52,29 +52,6 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Submitted:
-    """The stages of a pipeline run at the time it was submitted to a host.
-
-    Attributes:
-        run_id: the pipeline run.
-        stages: by stage, the parts of its cache key, and the digest under which ``code`` has its files.
-        code: by that digest, the fingerprints of files by name.
-    """
-
-    run_id: str
-    stages: Mapping[str, Mapping[str, Any]]
-    code: Mapping[str, Mapping[str, str]]
-
-    def parts(self, stage: str) -> Mapping[str, Any]:
-        """Return the parts of a stage's cache key."""
-        return dict(self.stages[stage]["parts"])
-
-    def files(self, stage: str) -> Mapping[str, str]:
-        """Return the fingerprints of the files of a stage's code."""
-        return dict(self.code.get(self.stages[stage]["code"], {}))
-
-
-@dataclass(frozen=True)
 class Source:
     """A source from which an execution was made.
 
@@ -117,7 +94,7 @@ class Record:
         search: the state of its search at that time.
         code: its workspaces.
         arguments: the arguments of the stage's function by parameter: values and origins, as text.
-        submitted: its stages when it was submitted: see ``Submitted``.
+        submitted: its stages when it was submitted: see ``RecordTracker.add_start``.
     """
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)

@@ -258,13 +258,13 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
     """
     base = prepared.values.get(TRACKER_BASE_PARAMETER)
     tracker = RecordTracker(base, patience=SHORT_PATIENCE) if isinstance(base, str) and base else None
-    earlier = [] if tracker is None else tracker.submitted(prepared.pipeline.name)
+    earlier = {} if tracker is None else tracker.submitted(prepared.pipeline.name)
     recorded: dict[str, set[str]] = {}
     found: list[tuple[str, str]] = []
     runs: dict[str, str] = {}
     for stage in known_stages(prepared.pipeline, prepared.values):
         reads = next((name for path, name in runs.items() if _reads(stage, path)), "")
-        last = next((each for each in earlier if stage.name in each.stages), None)
+        last, known = next(((run, its[stage.name]) for run, its in earlier.items() if stage.name in its), ("", None))
         what = ""
         if not cache:
             what = "--no-cache"
@@ -274,15 +274,15 @@ def forecast_submission(prepared: PreparedRun, *, cache: bool) -> list[tuple[str
             what = "it is an exit task" if stage.task.ignores_failures else "its cache is turned off"
         elif reads:
             what = f"it reads {reads}"
-        elif last is None:
+        elif known is None:
             what = "it has not been submitted yet"
         else:
-            what = ", ".join(prepared.keys[stage.name].differences(last.parts(stage.name), last.files(stage.name)))
-        if not what and last is not None and tracker is not None:
-            if last.run_id not in recorded:
-                recorded[last.run_id] = {key.split("/")[1] for key in tracker.keys(last.run_id) if "/" in key}
-            is_known = stage.decoded.stage in recorded[last.run_id]
-            found.append((stage.name, f"cached (from {last.run_id}{'' if is_known else ', if it succeeded there'})"))
+            what = ", ".join(prepared.keys[stage.name].differences(*known))
+        if not what and known is not None and tracker is not None:
+            if last not in recorded:
+                recorded[last] = {key.split("/")[1] for key in tracker.keys(last) if "/" in key}
+            is_known = stage.decoded.stage in recorded[last]
+            found.append((stage.name, f"cached (from {last}{'' if is_known else ', if it succeeded there'})"))
         else:
             runs[stage.path] = stage.name
             found.append((stage.name, f"runs: {what}"))
