@@ -411,3 +411,6 @@ def test_an_image_is_needed_and_belongs_into_the_role_of_an_app() -> None:
         compile_pipeline(lambda: Stages().python(functions.fit, rate=0.1))
     with pytest.raises(TypeError, match=says("'image'", "AppDef's role")):
         compile_pipeline(lambda: Stages().task(specs.AppDef("app"), image="i"))
+    wrong: Any = ["MODE"]
+    with pytest.raises(AppDefError, match=says("env of role 'fit'", "['MODE']", "a dict")):
+        compile_pipeline(lambda: Stages(image="i", env=wrong).python(functions.fit, rate=0.1))

@@ -86,6 +86,7 @@ def test_a_grid_takes_the_rounds_that_it_needs(rounds: Any, trials: Any, planned
         ({"parameters": {}}, ["parameters is {}", "hpo.log"]),
         ({"parameters": {"l r": hpo.int(1, 2)}}, ["'l r'", "identifier"]),
         ({"parameters": {"_lr": hpo.int(1, 2)}}, ["'_lr'", "identifier"]),
+        ({"parameters": {1: hpo.int(1, 2)}}, ["name 1", "identifier"]),
         ({"parameters": {"lambda": hpo.int(1, 2)}}, ["'lambda'", "keyword"]),
         ({"parameters": {"name": hpo.int(1, 2)}}, ["'name'", "KFP", "'trial_name'"]),
         ({"parameters": {"items": hpo.int(1, 2)}}, ["'items'", "'trial_items'"]),
@@ -128,6 +129,9 @@ def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
     [
         (hpo.float, (1, 1), ["hpo.float(1, 1)", "below high"]),
         (hpo.float, ("a", 1), ["hpo.float('a', 1)", "not numbers"]),
+        (hpo.float, (0, 10**400), ["0000)", "finite"]),
+        (hpo.float, (0, math.nan), ["nan", "finite"]),
+        (hpo.choice, (1, 10**400), ["0000)", "2**53"]),
         (hpo.float, (True, 2), ["not numbers"]),
         (hpo.float, (0, math.inf), ["inf", "finite"]),
         (hpo.float, (-1.7e308, 1.7e308), ["1.7e+308", "finite"]),

@@ -93,7 +93,9 @@ def function_app(
         )
     words = [f"{each}={_text(name, value, *parameters[each])}" for each, value in arguments.items()]
     args = ["-m", call.__name__, "-m", module, name, *words]
-    variables = {key: _exact(value) for key, value in (env or {}).items()}
+    variables: Any = env or {}  # if it is not a dict, the role is refused
+    if isinstance(env, Mapping):
+        variables = {key: _exact(value) for key, value in env.items()}
     role = specs.Role(name, image, entrypoint="python", args=[*map(_exact, args)], env=variables)
     if resource is not None:
         role.resource = resource

@@ -26,7 +26,7 @@ from torchx_kfp.authoring.python import OF_KFP, function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
 from torchx_kfp.authoring.references import Channel, Reference, parameter
 from torchx_kfp.common.signatures import with_keywords
-from torchx_kfp.common.text import did_you_mean, listed
+from torchx_kfp.common.text import did_you_mean, listed, shown
 from torchx_kfp.contract.inputs import TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.contract.protocol import WORKSPACE_PARAMETER
@@ -251,7 +251,13 @@ class Stages(StageOptions):
             AppDefError: a parameter must be a constant or has a name that the stage needs, or the AppDef or an option
                 cannot be translated without loss.
         """
-        own = {"name", TRACKER_BASE, *inspect.signature(fn).parameters}
+        try:
+            names = inspect.signature(fn).parameters.keys()
+        except (TypeError, ValueError) as error:
+            raise AppDefError(
+                f"component_from_function takes a function that returns an AppDef, but got {shown(fn)}: {error}."
+            ) from None
+        own = {"name", TRACKER_BASE, *names}
         known = [name for name in ("tracked", *(option.name for option in fields(StageOptions))) if name not in own]
         options = {name: value for name, value in options_and_constants.items() if name in known}
         constants = {name: value for name, value in options_and_constants.items() if name not in known}
@@ -259,7 +265,7 @@ class Stages(StageOptions):
         tracked, reads = options.pop("tracked", False), options.pop("reads", ())
         described = fn.func if isinstance(fn, functools.partial) else fn
         plan = self._plan_component(app, tracked, reads, options, parameters, description=inspect.getdoc(described))
-        return StageComponent(plan, constants=inspect.signature(fn).parameters.keys() - plan.parameters.keys())
+        return StageComponent(plan, constants=names - plan.parameters.keys())
 
     def _plan_component(
         self,

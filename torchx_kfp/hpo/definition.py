@@ -86,7 +86,7 @@ def _check_parameters(parameters: Mapping[str, Space]) -> None:
     if not isinstance(parameters, Mapping) or not parameters:
         raise AppDefError(f"parameters is {parameters!r}. Name at least one parameter: {example}.")
     for name, space in parameters.items():
-        if output_name(name) != name:
+        if not isinstance(name, str) or output_name(name) != name:
             raise AppDefError(
                 f"parameters has the name {name!r}. Use an identifier that is not a keyword and does not begin or end "
                 f"with '_': {example}."

@@ -7,11 +7,10 @@ A space is plain data, as in a search's definition (``torchx_kfp.tracking.search
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.contract.carried.publisher import EXACT
+from torchx_kfp.contract.carried.publisher import EXACT, LARGEST
 from torchx_kfp.errors import AppDefError
 
 
@@ -94,7 +93,7 @@ def choice(*values: Any) -> Space:
         wrong = "mixes types, but the best value is an output with one type. Write all values as text."
     elif len(set(values)) < len(values):
         wrong = "has a value twice. Name each once."
-    elif str not in kinds and not all(math.isfinite(value) and abs(value) <= EXACT for value in values):
+    elif str not in kinds and not all(abs(value) <= EXACT for value in values):
         wrong = "has a number that KFP cannot pass on: beyond 2**53, or not finite. Write text."
     space = Space(type="choice", values=list(values))
     if wrong:
@@ -112,7 +111,8 @@ def _range(kind: str, number: type[Any], low: Any, high: Any, log: bool, points:
     space = Space(type=kind, bounds=[low, high], log=log, **({} if points is None else {"points": points}))
     if not all(type(bound) in (builtins.int, builtins.float) for bound in (low, high)):
         raise AppDefError(f"{space} has bounds that are not numbers. Write, for example, hpo.{kind}(1, 8).")
-    if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
+    # Integers may be larger than floats, and infinity and NaN are not below the limit.
+    if not (abs(low) <= LARGEST and abs(high) <= LARGEST and 0 < high - low <= LARGEST):
         raise AppDefError(f"{space} is not a range: low must be below high, and both finite.")
     if log and low <= 0:
         raise AppDefError(
