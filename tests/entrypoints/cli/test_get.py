@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,13 @@ def test_what_a_run_without_a_tracker_base_has(folder: Path, call: Call) -> None
     assert "tracker" not in error
     assert "use[0], use[1]" in call("show", "latest/use").stderr
     assert "has no artifacts" in call("get", "latest/use", "--list").stderr
+
+
+def test_the_command_in_a_message_finds_the_run(folder: Path, call: Call) -> None:
+    folder.parent.rename("others")
+    error = call("get", "latest/load/count", "--output-dir", "others").stderr
+    [command] = re.findall(r"To see it: \S+ (.*)", error)
+    assert "rows" in call(*shlex.split(command)).stdout
 
 
 def test_a_stage_without_a_tracker_base(folder: Path, call: Call) -> None:

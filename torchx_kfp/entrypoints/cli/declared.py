@@ -9,12 +9,13 @@ import contextlib
 import filecmp
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.common.safe_files import UnfitFileError, copy_content, is_below, open_regular
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
+from torchx_kfp.entrypoints.cli.display.printing import this_command
 from torchx_kfp.errors import ArgumentError, HostError, PipelineError
 from torchx_kfp.execution.pipeline.artifacts import Artifact, artifacts_in, is_object_store
 from torchx_kfp.execution.runs.history import run_with
@@ -52,13 +53,13 @@ def artifacts_of(result: StageResult) -> Iterator[tuple[str, Artifact]]:
         yield from ((output if len(made) == 1 else f"{output}[{place}]", it) for place, it in enumerate(made))
 
 
-def refuse_output(record: RunRecord, wanted: str) -> None:
+def refuse_output(record: RunRecord, wanted: str, words: Sequence[str]) -> None:
     """Raise ArgumentError if the artifact ``STAGE/NAME`` is an output parameter of a stage without a tracker base."""
     stage, _, name = wanted.rpartition("/")
     for each in untracked_stages(record, stage) if stage else []:
         if name in record.run.by_name[each].result.outputs:
-            there = f"{record.run_id}/{each}"
-            raise ArgumentError(f"The output {name!r} of {each!r} is a value: `torchx-kfp show {there}` shows it.")
+            show = this_command("show", f"{record.run_id}/{each}", *words)
+            raise ArgumentError(f"The output {name!r} of {each!r} is a value. To see it: {show}")
 
 
 def describe(source: RunSource, name: str) -> dict[str, Any]:

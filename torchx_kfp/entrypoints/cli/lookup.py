@@ -185,7 +185,7 @@ class Lookup:
                 raise
             return RecordTracker(base, patience=SHORT_PATIENCE)  # an unused base need not exist
 
-    def _words(self, record: RunRecord) -> list[str]:
+    def words(self, record: RunRecord) -> list[str]:
         """Return the options with which another command finds the same run."""
         return host_words(self.flags) if record.folder is None else output_dir_words(record.folder)
 
@@ -200,7 +200,7 @@ class Lookup:
         used = [stage.tracker_base for stage in record.run.ends if stage.tracker_base]
         bases = list(dict.fromkeys([given] if isinstance(given, str) and given else used))
         if not bases and (why := untracked(record)):
-            show = this_command("show", record.run_id, *self._words(record))
+            show = this_command("show", record.run_id, *self.words(record))
             raise ArgumentError(f"The run {record.run_id} has recorded no results. {why} To see its stages: {show}")
         if len(bases) != 1:
             why = f"used several tracker bases: {listed(bases)}"

@@ -121,7 +121,7 @@ def _find(lookup: Lookup, word: str, *, only_lists: bool) -> tuple[str, str, str
         if only_lists and part and is_untracked(record) and not stages:
             raise no_stage(record, part)
         if not only_lists:
-            refuse_output(record, part)
+            refuse_output(record, part, lookup.words(record))
         declared = [
             _declared(record, stage, name, artifact)
             for stage in stages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -52,7 +52,7 @@ def logs_command(run: str, follow: bool, attempt: int | None, raw: bool, lookup:
     for sentence in first.corrupt:
         print_message(sentence)
     choice = _Choice(first, stage, attempt)
-    choice.verify(first, follow)
+    choice.verify(first, follow, lookup.words(first))
     printer = _Printer(prefixed=stage is None or len(choice.stages(first)) > 1)
     for record in itertools.chain([first], records):
         logs = list(choice.logs(record))
@@ -118,7 +118,7 @@ class _Choice:
         has_ended = self._stage is not None and chosen and all(self._has_ended(record, name) for name in chosen)
         return bool(has_ended) or not record.is_running
 
-    def verify(self, record: RunRecord, follow: bool) -> None:
+    def verify(self, record: RunRecord, follow: bool, words: Sequence[str]) -> None:
         """Raise ArgumentError if there is nothing to show and nothing to wait for."""
         if any(self.logs(record)) or (follow and not self.is_over(record)):
             return
@@ -139,7 +139,8 @@ class _Choice:
         if end and end.cached_from and end.log_file is not None:
             why = f"it was taken from the run {end.cached_from}, whose folder is gone"
         elif end and end.cached_from:
-            why = f"it was taken from the cache. See `{this_command('logs', f'{end.cached_from}/{end.name}')}`"
+            see = this_command("logs", f"{end.cached_from}/{end.name}", *words)
+            why = f"it was taken from the cache. See `{see}`"
         elif end and end.state is State.CACHED and not end.reason:
             why = "it was taken from the cache"
         raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")

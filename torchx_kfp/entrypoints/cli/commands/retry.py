@@ -11,6 +11,7 @@ from torchx_kfp.entrypoints.cli.display.printing import WORDS, print_json, print
 from torchx_kfp.entrypoints.cli.flags import ViewOptions, view_options
 from torchx_kfp.entrypoints.cli.lookup import Lookup, finds_runs, host_words
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.execution.runs import output_dir_words
 from torchx_kfp.execution.runs.history import RunReader
 from torchx_kfp.execution.runs.journal import CommandLine
 from torchx_kfp.execution.runs.record import RunRecord
@@ -60,7 +61,8 @@ def _run_again(context: click.Context, source: RunReader, view: ViewOptions) -> 
     command = _recorded_command(record)
     words = words_to_go_on(command, record.run.result())
     if record.is_running:
-        raise ArgumentError(f"The run {record.run_id} is running: torchx-kfp watch {record.run_id} shows it.")
+        watch = this_command("watch", record.run_id, *output_dir_words(source.folder))
+        raise ArgumentError(f"The run {record.run_id} is running. To see it: {watch}")
     if record.run.state is State.SUCCEEDED:
         raise ArgumentError(f"The run {record.run_id} has succeeded. To run it again: {this_command(*words)}")
     if record.run.state is State.INTERRUPTED:
