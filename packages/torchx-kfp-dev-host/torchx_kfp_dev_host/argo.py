@@ -6,13 +6,12 @@ twice: as a Retry, ``train``, and as its attempt, ``train(0)``.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from torchx_kfp.contract.protocol import POD_NAME, POD_UID
 from torchx_kfp.execution.pipeline.spec import Pipeline, Task
-from torchx_kfp.execution.pipeline.walk import PodNames, ScopedTask, StageNames, indices_of, walk_tasks, without_indices
-from torchx_kfp.execution.runs.events import Event, PipelineRetried, StageStarted
+from torchx_kfp.execution.pipeline.walk import PodNames, ScopedTask, indices_of, walk_tasks, without_indices
+from torchx_kfp.execution.runs.events import StageStarted
 
 #: Argo's limit of the length of a pod's name, and the part that its hash may take.
 _LONGEST, _HASH = 253, 10
@@ -81,27 +80,14 @@ class ArgoPods(PodNames):
         super().__init__()
         self._names = names
         self._places = {place.name: place for place in walk_tasks(pipeline)}
-        #: How often nested pipelines were tried again, by their names.
-        self._tries: Counter[str] = Counter()
-        #: The first attempts at stages, by the names of their nodes.
-        self._first: dict[str, int] = {}
-
-    def on_event(self, event: Event) -> None:
-        """Record retries of nested pipelines."""
-        if isinstance(event, PipelineRetried):
-            inside = [name for name in self._tries if name.startswith(f"{event.name}/")]
-            self._tries[event.name] += 1
-            for name in inside:
-                del self._tries[name]
 
     def make(self, stage: str, attempt: int) -> str:
         """Make the name for an attempt at a stage."""
         place = self._places[without_indices(stage)]
         node = self._node(place, indices_of(stage))
-        number = attempt - self._first.setdefault(node, attempt)
         retries = place.task.retry is not None
         template = executor_template(place.component.platform.get("podMetadata"), retries=retries)
-        return self._names.pod(self._names.executor(node, number), template)
+        return self._names.pod(self._names.executor(node, attempt - 1), template)
 
     def variables(self, pod_name: str, pod_uid: str) -> dict[str, str]:
         """Return the variables that KFP sets in a pod."""
@@ -114,14 +100,10 @@ class ArgoPods(PodNames):
         while inside is not None:
             around.insert(0, inside)
             inside = inside.inside
-        dag, names, left = self._names.root, StageNames(), list(indices)
+        dag, left = self._names.root, list(indices)
         for each in around:
             node = self._names.task(dag, each.task)
-            if each.task.loop is not None:
-                dag, names = self._names.iteration(node, left[0]), names.inside_iteration(left.pop(0))
-            else:
-                dag = self._names.attempt(node, self._tries[names.of(each.task.name)])
-                names = names.inside(each.task)
+            dag = self._names.iteration(node, left.pop(0)) if each.task.loop is not None else self._names.attempt(node)
         return self._names.task(dag, place.task)
 
 

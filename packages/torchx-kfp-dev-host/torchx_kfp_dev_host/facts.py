@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from torchx_kfp.execution.runs.events import (
     Event,
     LoopStarted,
-    PipelineRetried,
     RunEnding,
     RunFinished,
     RunStarted,
@@ -47,8 +46,6 @@ class Facts:
     """Tasks have the names of their stages in the local run."""
 
     tasks: dict[str, TaskFacts] = field(default_factory=lambda: defaultdict(TaskFacts))
-    #: The facts about earlier attempts at nested pipelines, by their names.
-    past: dict[str, list[Facts]] = field(default_factory=lambda: defaultdict(list))
     started: RunStarted | None = None
     ending: RunEnding | None = None
     over: RunFinished | None = None
@@ -63,8 +60,6 @@ class Facts:
             self.ending = event
         elif isinstance(event, RunFinished):
             self.over = event
-        elif isinstance(event, PipelineRetried):
-            self.past[event.name].append(self._take_inside(event.name))
         elif isinstance(event, LoopStarted):
             self.tasks[event.name].loop = event
         elif isinstance(event, StageWaiting):
@@ -79,21 +74,11 @@ class Facts:
         elif isinstance(event, StageFinished):
             self.tasks[event.result.name].finished = event
 
-    def _take_inside(self, pipeline: str) -> Facts:
-        """Remove and return the facts about the tasks in a nested pipeline."""
-        tasks = [name for name in self.tasks if name.startswith(f"{pipeline}/")]
-        past = [name for name in self.past if name.startswith(f"{pipeline}/")]
-        return Facts({name: self.tasks.pop(name) for name in tasks}, {name: self.past.pop(name) for name in past})
-
     def _retry(self) -> None:
         """Forget the failed and omitted tasks, which a retry removes.
 
         Drivers that have succeeded are kept, and so are DAGs with their starts.
         """
         self.ending = self.over = None
-        for pipeline in list(self.past):
-            inside = [task for name, task in self.tasks.items() if name.startswith(f"{pipeline}/")]
-            if any(task.finished is None or task.finished.result.state not in _KEPT for task in inside):
-                del self.past[pipeline]
         for task in self.tasks.values():
             task.retry()

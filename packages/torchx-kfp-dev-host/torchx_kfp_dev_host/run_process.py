@@ -20,12 +20,6 @@ from torchx_kfp_dev_host.argo import ArgoPods, Naming
 
 
 class _Watch(local.Watch):
-    def __init__(self, pods: ArgoPods) -> None:
-        self._pods = pods
-
-    def on_event(self, event: local.Event) -> None:
-        self._pods.on_event(event)
-
     def on_warning(self, message: str) -> None:
         print(message, file=sys.stderr)
 
@@ -48,7 +42,7 @@ def main() -> None:
         done = _done(folder, prepared.pipeline) if is_run(folder) else {}
         pods = ArgoPods(prepared.pipeline, Naming(request["workflow"]))
         result = runner.start(
-            prepared, output_dir=output_dir, watch=_Watch(pods), run_id=run_id, pod_names=pods, done=done, **options
+            prepared, output_dir=output_dir, watch=_Watch(), run_id=run_id, pod_names=pods, done=done, **options
         )
     except TorchxKfpError as error:
         sys.exit(str(error))

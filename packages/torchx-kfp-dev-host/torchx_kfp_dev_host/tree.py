@@ -113,19 +113,12 @@ class _Tree:
             return Course(facts.waiting)
         if facts.loop is not None:
             return self._course_of_loop(dag, task, facts.loop.time, facts.loop.iterations)
-        last = self._bodies(dag, task)[-1]
-        course = self._course_of(last)
+        course = self._course_of(self._body(dag, task))
         if course.passed_over:
             if course.is_omitted or (task.condition is not None and course.passed_over == reasons.CONDITION_IS_FALSE):
                 return course
             assert course.ended
             course = Course(course.begun, replace(course.ended, state=State.SUCCEEDED, reason=""))
-        past = dag.facts.past.get(name, [])
-        may_go_on = task.retry is not None and len(past) < task.retry.count and not self._ending
-        if course.ended and course.ended.state is State.FAILED and may_go_on:
-            course = Course(course.begun)
-        if past:
-            course = replace(course, begun=self._course_of(self._bodies(dag, task)[0]).begun)
         return course
 
     def _course_of_loop(self, dag: Dag, task: Task, begun: float, iterations: int) -> Course:
@@ -133,12 +126,10 @@ class _Tree:
         ended = _together((task, course) for course in courses).ended if courses else Ended(State.SUCCEEDED, "", begun)
         return Course(begun, ended)
 
-    def _bodies(self, dag: Dag, task: Task) -> list[Dag]:
-        """Return the DAGs of a nested pipeline, one for each attempt, or that of another group."""
-        component, node = self._pipeline.component_of(task), self._node_of(dag, task)
-        names = dag.names.inside(task)
-        known = [*dag.facts.past.get(dag.names.of(task.name), ()), dag.facts]
-        return [Dag(component, names, facts, self._names.attempt(node, index)) for index, facts in enumerate(known)]
+    def _body(self, dag: Dag, task: Task) -> Dag:
+        """Return the DAG of a nested pipeline, or of another group."""
+        node = self._names.attempt(self._node_of(dag, task))
+        return Dag(self._pipeline.component_of(task), dag.names.inside(task), dag.facts, node)
 
     def _iteration_of(self, dag: Dag, task: Task, index: int) -> Dag:
         names, node = dag.names.inside_iteration(index), self._names.iteration(self._node_of(dag, task), index)
@@ -282,13 +273,9 @@ class _Tree:
             self._skip(node, component.name, begun, "Omitted", OMITTED)
         else:
             self._add(node, "DAG", component.name, begun, ended)
-            for number, body in enumerate(self._bodies(dag, task)):
-                opened = self._course_of(body).begun
-                if number and opened is not None:
-                    self._end_attempt(self._names.attempt(node, number - 1), opened)
-                    self._attempt(node, number, "DAG", component.name, opened, ended)
-                if opened is not None:
-                    self._scope(body)
+            body = self._body(dag, task)
+            if self._course_of(body).begun is not None:
+                self._scope(body)
 
     def _loop(self, dag: Dag, task: Task, begun: float, ended: Ended | None) -> None:
         component, node = self._pipeline.component_of(task), self._node_of(dag, task)

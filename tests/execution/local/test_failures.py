@@ -253,14 +253,9 @@ def test_no_retry_begins_after_the_longest_time(execute_failing):
     """As with Argo, it counts from the first start."""
 
     @dsl.pipeline
-    def inner():
-        shell(script="exit 3")
-
-    @dsl.pipeline
     def pipeline():
         shell(script="sleep 1.1; exit 7").set_retry(4, backoff_max_duration="1s")
         shell(script="exit 7").set_retry(4, backoff_duration="9s", backoff_max_duration="8s")
-        inner().set_retry(1, backoff_duration="9s", backoff_max_duration="8s")
 
     result = execute_failing(pipeline)
     assert {stage.attempts for stage in result.stages} == {1}

@@ -128,7 +128,7 @@ CHANGES: list[tuple[Callable[..., Any], Kind, str, list[Version], tuple[int, int
     (conditional, Kind.CHANGED, "task 'perhaps' contains dsl.IfPresentPlaceholder", VERSIONS[:3], (2, 14)),
     (unset, Kind.MAY_FAIL, "task 'given' is not given the input 'number'", VERSIONS[3:], (2, 14)),
     (retried, Kind.CHANGED, "task 'echo' is retried locally when its application fails", VERSIONS[3:], (2, 14)),
-    (retried_inside, Kind.CHANGED, "task 'inner' is retried locally, but not on KFP", VERSIONS[3:], (2, 14)),
+    (retried_inside, Kind.MAY_FAIL, "task 'inner' is a nested pipeline, which is not retried", VERSIONS, (2, 14)),
 ]
 
 

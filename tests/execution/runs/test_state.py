@@ -4,19 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from kfp import dsl
 
-from tests.execution.local.components import shell
 from tests.execution.local.conftest import execute_failing  # noqa: F401 (a fixture)
-from tests.watching import Heard
-from torchx_kfp.execution.pipeline.walk import outline
 from torchx_kfp.execution.runs.events import LoopStarted, PipelineRetried, RunStarted, StageFinished, encode_event
 from torchx_kfp.execution.runs.events import StageStarted as Started
 from torchx_kfp.execution.runs.history import read_run
 from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.state import RunState
 from torchx_kfp.execution.runs.vocabulary import State
-from torchx_kfp.local import load_pipeline
 
 
 def finished(name: str, state: State = State.SUCCEEDED, **fields: object) -> StageFinished:
@@ -46,23 +41,6 @@ def test_a_stage_that_runs_again_after_its_end_counts_once(run: RunState) -> Non
     run.on_event(Started("inner/a", "pod", 1, time=30.0))
     assert run.counts() == {State.RUNNING: 1, State.WAITING: 3}
     assert not run.has_ended("inner/a")
-
-
-def test_a_nested_pipeline_that_is_tried_again_is_no_stage(execute_failing) -> None:  # noqa: F811 (its stages run again)
-    @dsl.pipeline
-    def inner():
-        shell(script="exit 3")
-
-    @dsl.pipeline
-    def outer():
-        inner().set_retry(1, backoff_duration="0s")
-
-    loaded = load_pipeline(outer)
-    run = RunState(outline(loaded))
-    execute_failing(loaded, watch=Heard(on_event=run.on_event))
-    assert list(run.tasks) == ["inner/shell"]
-    assert run.counts() == {State.FAILED: 1}
-    assert [stage.attempts for stage in run.result().stages] == [2]
 
 
 def test_a_nested_pipeline_that_is_tried_again_changes_what_failed_in_it(run: RunState) -> None:

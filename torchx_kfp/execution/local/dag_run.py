@@ -44,7 +44,7 @@ class TaskRun:
         self.failed: list[str] = []
         #: The reason of a failure.
         self.reason = ""
-        #: How often it was started, for its retry policy. A nested pipeline may be retried as a whole.
+        #: The number of attempts at a stage.
         self.tries = 0
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
@@ -52,9 +52,8 @@ class TaskRun:
         #: such outputs.
         self.missing: Mapping[str, str] = {}
         self.loop: LoopProgress | None = None
-        #: When its first attempt started, on the monotonic clock.
+        #: For a stage, when its first attempt started, on the monotonic clock and on the wall clock, and its replicas.
         self.started = 0.0
-        #: For a stage, the same on the wall clock, and its replicas.
         self.started_at: float | None = None
         self.replicas: int | None = None
         #: The stage's key in the cache, if it has one.

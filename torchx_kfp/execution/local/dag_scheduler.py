@@ -14,7 +14,7 @@ import math
 import signal
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -54,7 +54,6 @@ from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.events import (
     Listener,
     LoopStarted,
-    PipelineRetried,
     RunEnding,
     StageFinished,
     StagePending,
@@ -142,7 +141,7 @@ class Scheduler:
         self._agenda = Agenda()
         #: The number of items in all loops so far.
         self._items = 0
-        #: Stages that wait for room; stages and nested pipelines that wait for another attempt; attempts by pod names.
+        #: Stages that wait for room; stages that wait for another attempt; running attempts by pod names.
         self._waiting: deque[TaskRun] = deque()
         self._retrying: dict[TaskRun, None] = {}
         #: Stages that wait for GPUs, in order, with the plans of their attempts.
@@ -152,13 +151,14 @@ class Scheduler:
         self._running: dict[str, _Running] = {}
         #: The attempts by the paths that they have written and registered.
         self._written: dict[str, list[_Running]] = {}
-        #: By stage: the number of attempts, and the result of the last one.
-        self._attempts = Counter[str]()
+        #: The result of the last attempt at each stage.
         self._results: dict[str, StageResult] = {}
-        #: The names of all results, also of those that are done, by the stage and all or the first of its indices.
-        self._executions = defaultdict[tuple[str, tuple[int, ...]], dict[str, None]](dict)
-        for name in done:
-            self._index(name)
+        #: The stages that are done, with all or the first of their indices.
+        self._done_in = {
+            (without_indices(name), indices_of(name)[:count])
+            for name in done
+            for count in range(len(indices_of(name)) + 1)
+        }
         #: Writes to the cache, in order: it reads all files of an artifact.
         self._in_order = futures.ThreadPoolExecutor(1)
         #: Why no more tasks begin, and the signal that ends the run.
@@ -288,7 +288,7 @@ class Scheduler:
             self._listener(LoopStarted(run.name, len(items), stages))
             self._continue_loop(run)
         elif run.component.dag is not None:
-            self._enter(run)
+            self._open(DagRun(self._pipeline, run.component, run.inputs, run.dag.names.inside(run.task), run))
         elif run.component.importer is not None or is_volume_task(run.component):
             self._make_claim_or_artifact(run)
         elif done := self._done.get(run.name):
@@ -296,12 +296,6 @@ class Scheduler:
         else:
             self._listener(StageWaiting(run.name, run.task.name))
             self._waiting.append(run)
-
-    def _enter(self, run: TaskRun) -> None:
-        """Start a nested pipeline or a branch."""
-        run.started = run.started or time.monotonic()
-        run.tries += 1
-        self._open(DagRun(self._pipeline, run.component, run.inputs, run.dag.names.inside(run.task), run))
 
     def _make_claim_or_artifact(self, run: TaskRun) -> None:
         """Finish a task without a process: a volume claim, or an imported artifact."""
@@ -355,10 +349,6 @@ class Scheduler:
             run.failed += dag.failures()
             run.loop.outputs[dag.index] = dag.outputs()
             self._continue_loop(run)
-        elif dag.failed and not self._stopped and (delay := run.retry_delay) is not None:
-            self._listener(PipelineRetried(run.name, run.tries, reasons.failed_in(dag.failures()), delay))
-            self._retrying[run] = None
-            self._agenda.add(lambda: self._try_again(run), delay)
         else:
             run.reason = reasons.failed_in(dag.failures())
             run.failed = dag.failures() if run.task.is_group else []
@@ -368,10 +358,7 @@ class Scheduler:
     def _try_again(self, run: TaskRun) -> None:
         if run in self._retrying:
             del self._retrying[run]
-            if run.component.dag is None:
-                self._waiting.append(run)
-            else:
-                self._enter(run)
+            self._waiting.append(run)
 
     def _start_next(self) -> bool:
         """Start the next stage that waits for GPUs, or prepare another stage. Return False if neither is possible."""
@@ -382,7 +369,7 @@ class Scheduler:
         if not self._waiting:
             return False
         run = self._waiting.popleft()
-        pod_name = self._context.pod_names.make(run.name, self._attempts[run.name] + 1)
+        pod_name = self._context.pod_names.make(run.name, run.tries + 1)
         prepared: futures.Future[_Prepared] = futures.Future()
 
         def prepare() -> None:
@@ -452,7 +439,6 @@ class Scheduler:
         return True
 
     def _start(self, run: TaskRun, plan: AttemptPlan) -> None:
-        self._attempts[run.name] += 1
         run.tries, run.replicas = run.tries + 1, None
         if run.started_at is None:
             run.started, run.started_at = time.monotonic(), time.time()
@@ -468,7 +454,7 @@ class Scheduler:
             StageStarted(
                 name=run.name,
                 pod_name=pod_name,
-                attempt=self._attempts[run.name],
+                attempt=run.tries,
                 task=run.task.name,
                 log_file=plan.log_file,
                 inputs=parameters_of(plan.inputs),
@@ -503,7 +489,7 @@ class Scheduler:
         result = dataclasses.replace(
             message,
             duration=time.monotonic() - run.started,
-            attempts=self._attempts[run.name],
+            attempts=run.tries,
             started_at=run.started_at,
             replicas=run.replicas,
             code="" if run.key is None or run.key.code is None else str(run.key.code),
@@ -511,7 +497,6 @@ class Scheduler:
         may_retry = result.reason and not self._stop_of(run) and not clash
         if may_retry and (delay := run.retry_delay) is not None:
             self._results[run.name] = result
-            self._index(run.name)
             self._listener(StageRetried(run.name, result.attempts, clean(result.reason), delay))
             self._retrying[run] = None
             self._agenda.add(lambda: self._try_again(run), delay)
@@ -558,13 +543,7 @@ class Scheduler:
         """Record the result of a stage."""
         result = dataclasses.replace(result, reason=clean(result.reason))
         self._results[result.name] = result
-        self._index(result.name)
         self._listener(StageFinished(result))
-
-    def _index(self, name: str) -> None:
-        stage, indices = without_indices(name), indices_of(name)
-        for count in range(len(indices) + 1):
-            self._executions[stage, indices[:count]][name] = None
 
     def _end_task(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
         """Record the end of a task, so tasks that wait for it may start."""
@@ -573,32 +552,24 @@ class Scheduler:
         dag = run.dag
         failed = state is State.FAILED and not reasons.is_ignored(run.task, state)
         dag.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
-        if self._options.fail_fast and failed and not _may_be_retried(dag):
+        if self._options.fail_fast and failed:
             self._agenda.put_first(partial(self._fail_fast, run))
         dag.left.done(run.task.name)
         self._open(dag)
 
     def _end_without_running(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, and its unfinished stages."""
-        stop = self._stop_of(run) if state is State.NOT_RUN else None
-        canceled, has_waited = False, any(run in those for those in (self._waiting, self._preparing, self._for_gpus))
-        for stage in [run] if run.component.dag is None else self._inside(run):
-            names = [*self._executions.get((without_indices(stage.name), indices_of(stage.name)), ())]
-            # A stage that has ended and begins again was waiting for another attempt.
-            ends = [self._results[name] for name in names if name in self._results]
-            waiting = [end for end in ends if stop and (has_waited or end.state is State.FAILED)]
-            for end in waiting:
-                why = reasons.canceled_while_waiting(stop.why if stop else "", end.reason)
-                nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
-                self._report(dataclasses.replace(end, state=State.CANCELED, reason=why, **nothing))
-            canceled |= bool(waiting)
-            # When a nested pipeline is retried, a stage that failed before may not run.
-            known = self._results.get(stage.name)
-            is_done = any(name in self._done for name in names)
-            if not (waiting or is_done) and (known is None or known.state is State.FAILED):
-                self._report(StageResult(stage.name, stage.task.name, state, reason=reason))
         run.reason = reason
-        self._end_task(run, State.CANCELED if canceled else state, {})
+        if (last := self._results.get(run.name)) is not None:  # it waits for another attempt
+            why = reasons.canceled_while_waiting(self._stopped.why if self._stopped else "", last.reason)
+            nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
+            self._report(dataclasses.replace(last, state=State.CANCELED, reason=why, **nothing))
+            self._end_task(run, State.CANCELED, {})
+            return
+        for stage in [run] if run.component.dag is None else self._inside(run):
+            if (without_indices(stage.name), indices_of(stage.name)) not in self._done_in:
+                self._report(StageResult(stage.name, stage.task.name, state, reason=reason))
+        self._end_task(run, state, {})
 
     def _stop_of(self, run: TaskRun) -> _Stop | None:
         """Return why the task will not start; None if it will."""
@@ -621,11 +592,3 @@ def _ignores_failures(run: TaskRun) -> bool:
     """Return whether the task, or one that contains it, runs even after failures."""
     owner = run.dag.owner
     return run.task.ignores_failures or (owner is not None and _ignores_failures(owner))
-
-
-def _may_be_retried(dag: DagRun) -> bool:
-    """Return whether retrying a nested pipeline around the DAG may recover from a failure in it."""
-    run = dag.owner
-    if run is None:
-        return False
-    return (run.loop is None and run.retry_delay is not None) or _may_be_retried(run.dag)

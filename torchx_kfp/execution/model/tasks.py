@@ -272,6 +272,8 @@ def of_settings(place: ScopedTask) -> Iterator[tuple[Kind, str]]:
             found = of_text(f"a setting of its pod ({what})", text, {}, way_out)
             yield from (each for each in found if each[0] is Kind.FAILS)
     yield from of_text("its display name", task.display_name, {}, "Give a constant")
+    if task.retry is not None and not place.is_stage:
+        yield Kind.MAY_FAIL, "is a nested pipeline, which is not retried. Call set_retry on the stages in it"
     if task.caches and task.cache_key:
         yield (
             Kind.CHANGED,

@@ -244,12 +244,7 @@ def _unset(place: ScopedTask) -> _Found:
 
 @_of_tasks
 def _retries(place: ScopedTask) -> _Found:
-    if place.task.retry is not None and not place.is_stage:
-        yield (
-            Kind.CHANGED,
-            "is retried locally, but not on KFP, which retries no nested pipeline. Set the retries of its stages",
-        )
-    elif place.task.retry is not None:
+    if place.task.retry is not None and place.is_stage:
         yield (
             Kind.CHANGED,
             "is retried locally when its application fails, but not on a standard installation of KFP 2.17: the "

@@ -123,7 +123,7 @@ class StageRetried:
 
 @dataclass(frozen=True)
 class PipelineRetried:
-    """A nested pipeline has failed; all of its stages run again after ``delay`` seconds."""
+    """On KFP, a nested pipeline has failed; all of its stages run again after ``delay`` seconds."""
 
     name: str
     attempt: int
