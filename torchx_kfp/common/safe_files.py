@@ -11,8 +11,10 @@ link may lead to the user's own files: ``open_regular`` rejects both.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from typing import BinaryIO
 
 #: The folder for all of a tracker's data except results. Names that begin with it are reserved: keys cannot contain
@@ -183,3 +185,24 @@ def copy_content(source: BinaryIO, target: BinaryIO) -> None:
 def temporary_name() -> str:
     """Return a new name for an incomplete or obsolete file."""
     return f"{TEMPORARY}{os.urandom(8).hex()}"
+
+
+# Locks
+
+
+@contextlib.contextmanager
+def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a lock on a folder, unless its file system has none: one process or thread at a time.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a process forked in the meantime shares the descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

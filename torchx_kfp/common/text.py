@@ -141,12 +141,12 @@ def shorten(text: str, limit: int, *, keep: str = "start") -> str:
     Args:
         text: a text in one line.
         limit: at least 1.
-        keep: the part to keep: ``"start"``, ``"end"`` (for paths), or ``"ends"`` (for names).
+        keep: the part to keep: ``"start"``, or ``"ends"`` (for names).
     """
     if len(text) <= limit:
         return text
     room = limit - 1
-    head = {"start": room, "end": 0, "ends": room * 3 // 5}[keep]
+    head = {"start": room, "ends": room * 3 // 5}[keep]
     return f"{text[:head]}…{text[len(text) - (room - head) :]}"
 
 

@@ -14,18 +14,17 @@ Symbolic links are followed, because object stores do not have any.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
-from torchx_kfp.common.safe_files import special_kind
+from torchx_kfp.common.safe_files import lock_folder, special_kind
 from torchx_kfp.common.text import describe_unknown, shown
 from torchx_kfp.contract.carried.storage import FILES
 from torchx_kfp.contract.protocol import REGISTERED, WORKSPACES
@@ -254,7 +253,7 @@ class Artifact:
         stored = self._stored()
         os.makedirs(folder, exist_ok=True)
         target = os.path.join(os.fspath(folder), stored.name)
-        with _locked(folder):
+        with lock_folder(folder):
             if os.path.lexists(target):
                 if stored.is_at(target):
                     return target
@@ -499,17 +498,3 @@ def _verify_unchanged(top: str, before: Mapping[str, _State]) -> None:
             f"{shown(different[0])} changed during the upload, so nothing was registered. Store it when it is "
             "complete. If several stages write it at once, let each write its own file."
         )
-
-
-@contextlib.contextmanager
-def _locked(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a lock on the folder, so that one process or thread at a time copies files into it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a process forked in the meantime shares the descriptor
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)

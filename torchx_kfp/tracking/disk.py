@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import stat
@@ -17,6 +16,7 @@ from torchx_kfp.common.safe_files import (
     UnfitFileError,
     copy_content,
     is_below,
+    lock_folder,
     make_folder,
     open_regular,
     write_file,
@@ -80,20 +80,12 @@ class DiskStore(Store):
 
     @contextlib.contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        descriptor = None
-        # The write reports problems with the place. Some file systems do not have locks.
-        with contextlib.suppress(OSError, TrackerError):
-            folder = os.path.dirname(self._path(key))
-            make_folder(folder, self._folder_mode())
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError, TrackerError):  # the write reports problems with the place
+                folder = os.path.dirname(self._path(key))
+                make_folder(folder, self._folder_mode())
+                stack.enter_context(lock_folder(folder))
             yield
-        finally:
-            if descriptor is not None:
-                with contextlib.suppress(OSError):  # a process forked in the meantime shares the descriptor
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-                os.close(descriptor)
 
     def _folder_mode(self) -> int | None:
         """Return the permissions of the base, for new folders: stages of other users may have to write there."""

@@ -253,14 +253,9 @@ def list_code(folder: str | os.PathLike[str], without: Iterable[str] = ()) -> li
         )
     entries: list[WorkspaceFile] = []
     for name in sorted(names):
-        path = os.path.join(root, name)
         with contextlib.suppress(OSError):  # removed in the meantime
-            status = os.lstat(path)
-            if stat.S_ISLNK(status.st_mode):
-                entries.append(WorkspaceFile(name, path, target=os.readlink(path)))
-            elif stat.S_ISREG(status.st_mode):
-                is_program = bool(status.st_mode & stat.S_IXUSR)
-                entries.append(WorkspaceFile(name, path, status.st_size, status.st_mtime_ns, is_program))
+            if (entry := _file_or_link(root, name)) is not None:
+                entries.append(entry)
     return entries
 
 
@@ -390,21 +385,29 @@ def _entry(root: str, name: str) -> WorkspaceFile:
         raise ArgumentError(
             f"The name {os.fsencode(name)!r} in the workspace is not UTF-8. Rename or exclude it."
         ) from None
-    status = os.lstat(path)
-    if stat.S_ISREG(status.st_mode):
-        return WorkspaceFile(name, path, status.st_size, status.st_mtime_ns, bool(status.st_mode & stat.S_IXUSR))
-    if not stat.S_ISLNK(status.st_mode):
+    entry = _file_or_link(root, name)
+    if entry is None:
         raise ArgumentError(
-            f"{shown(name)} in the workspace is a {special_kind(status.st_mode)}. Only files and links travel: exclude "
-            f"it in {IGNORE_FILE}."
+            f"{shown(name)} in the workspace is a {special_kind(os.lstat(path).st_mode)}. Only files and links travel: "
+            f"exclude it in {IGNORE_FILE}."
         )
-    target = os.readlink(path)
-    if _leads_out(path, root):
+    if entry.target is not None and _leads_out(path, root):
         raise ArgumentError(
-            f"{shown(name)} in the workspace is a link to {shown(target)}, outside of it. Copy the file into the "
+            f"{shown(name)} in the workspace is a link to {shown(entry.target)}, outside of it. Copy the file into the "
             f"workspace, or exclude the link in {IGNORE_FILE}."
         )
-    return WorkspaceFile(name, path, target=target)
+    return entry
+
+
+def _file_or_link(root: str, name: str) -> WorkspaceFile | None:
+    """Return a file or link of a folder; None for a FIFO, socket or device."""
+    path = os.path.join(root, name)
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        return WorkspaceFile(name, path, target=os.readlink(path))
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return WorkspaceFile(name, path, status.st_size, status.st_mtime_ns, bool(status.st_mode & stat.S_IXUSR))
 
 
 def _leads_out(path: str, top: str) -> bool:
