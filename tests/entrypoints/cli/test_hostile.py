@@ -156,7 +156,7 @@ def test_nothing_elsewhere_is_read(good: Path, tmp_path: Path) -> None:
     assert opened - inside == {path for path in opened if path.is_relative_to(private)} == set()
 
 
-@pytest.mark.timeout(12 * SEEDS)
+@pytest.mark.timeout(60 * SEEDS)
 def test_no_folder_harms_a_command(good: Path, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     base = tmp_path / "results"

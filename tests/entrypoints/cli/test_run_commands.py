@@ -81,7 +81,6 @@ def test_runs_of_every_state(call: Call, project: Path) -> None:
     assert "run-1/events.jsonl is ignored" in call("runs", "--limit", "0").stderr
 
 
-@pytest.mark.timeout(90)
 def test_following_a_stage_that_runs_again(project: Path, call: Program) -> None:
     """Its end before the run was retried does not count."""
     folder = project / "local_outputs" / "run-1"
@@ -130,7 +129,6 @@ def waiting(project: Path, call: Program) -> Iterator[Process]:
         process.wait()
 
 
-@pytest.mark.timeout(90)
 def test_following_and_canceling(project: Path, call: Program, waiting: Process) -> None:
     [name] = [path.name for path in (project / "local_outputs").glob("waiting-*")]
     followed = (name, f"{name}/shell-2", f"{name}/shell")

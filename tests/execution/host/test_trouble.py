@@ -49,7 +49,7 @@ def start(
     waits = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)"
 
     def start(code: str = waits, **settings: Any) -> HostRun:
-        patience = Timeouts(connect=5, read=20, wait=0.001)
+        patience = Timeouts(wait=0.001)
         connection = Connection(Settings(host=kfp_host.url, **settings), patience)
         run_id = Host(connection).submit(load_pipeline(small), {"code": code})
         return HostRun(connection, run_id, say=said.append)

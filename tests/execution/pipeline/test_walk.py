@@ -4,8 +4,6 @@
 
 import re
 
-import pytest
-
 from torchx_kfp.execution.pipeline.walk import PodNames, make_run_name
 
 
@@ -17,7 +15,6 @@ def test_an_execution_is_named_by_its_stage_and_its_attempt():
     ]
 
 
-@pytest.mark.timeout(20)
 def test_stages_that_are_alike_have_names_of_their_own():
     stages = ["a-2", "a-2-x4", "a[0]", "a[1]", "a[2]", "a-0", "a-0-0", "a", "a[0,0]"]
     names = PodNames()
