@@ -65,7 +65,7 @@ class Application:
         resources: the pod's requests and limits, as Kubernetes writes them, with at most one type of device.
         node_selector: the labels of its node.
         volumes: pairs of a claim and its mount path.
-        task_config: for a launcher, the settings of the task that also apply to its own pod; never empty.
+        task_config: the settings of the task that also apply to the pod of a launcher; empty without an engine.
     """
 
     words: Sequence[Text] = ()
@@ -78,11 +78,6 @@ class Application:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: Sequence[tuple[str, str]] = ()
     task_config: Sequence[str] = ()
-
-    @property
-    def has_task_config(self) -> bool:
-        """Whether settings of the task also apply to the launcher's pod."""
-        return bool(self.task_config)
 
 
 def single_application(app: specs.AppDef, options: StageOptions) -> Application:
@@ -111,12 +106,8 @@ def role_application(
 ) -> Application:
     """Return the application of a role, started in the role's workspace, if any.
 
-    Args:
-        app: the AppDef, whose name replaces ``${app_id}``.
-        role: one of its roles.
-        options: the options of the stage.
-        replicas: whether an engine runs the role: ``${replica_id}`` becomes ``REPLICA``, and the engine sets the host
-            of replica 0.
+    With ``replicas``, an engine runs it: ``${replica_id}`` becomes ``REPLICA``, and the engine sets the host of replica
+    0.
     """
     where = f"role {role.name!r}"
     of_stage = (*PROTOCOL_VARIABLES, *tracker_env(options.trackers)) if options.tracker_base is not None else ()
@@ -167,7 +158,7 @@ def role_application(
     # Shells before the application would drop these.
     odd = {name: env.pop(name) for name in [*env] if not is_shell_variable(name)}
     words = [*(_assignments(odd, where, entrypoint) if odd else ()), entrypoint, *args]
-    workspace = role_workspace(role, options)
+    workspace = role_workspace(role, options.workspace)
     unpacker = [*((word,) for word in workspace_words("")[:-1]), workspace] if workspace else []
     return Application(words, env, field_paths, image, unpacker, (LAUNCHER_FAILED,) if workspace else ())
 
@@ -181,14 +172,17 @@ def macro_values(app: specs.AppDef, replica: str) -> specs.macros.Values:
     return specs.macros.Values(img_root="", app_id=app.name, replica_id=replica, rank0_env=protocol.RANK0_HOST)
 
 
-def parse_workspace(workspace: object) -> Text:
-    """Return the workspace as text and references; empty if there is none.
-
-    Raises:
-        AppDefError: it is neither a channel for a string nor the URL of a stored workspace.
-    """
-    if workspace is None or (isinstance(workspace, str) and not workspace):
-        return ()
+def role_workspace(role: specs.Role, workspace: object) -> Text:
+    """Return the workspace of a role: its own folders, or the stage's option; empty without one."""
+    folders = role_workspace_folders(role, f"role {role.name!r}")
+    is_given = workspace is not None and not (isinstance(workspace, str) and not workspace)
+    if folders and is_given:
+        raise AppDefError(
+            f"Role {role.name!r} has its own workspace ({', '.join(map(repr, folders))}), and the stage has the "
+            "option workspace. Remove one of them: set Role.workspace to None, or pass workspace=None to task()."
+        )
+    if not is_given:
+        return (folders_placeholder(folders),) if folders else ()
     if isinstance(workspace, pipeline_channel.PipelineChannel):
         fits = ir_type(workspace) == "STRING"
     else:
@@ -200,19 +194,6 @@ def parse_workspace(workspace: object) -> Text:
             "SHA-256 and .tar."
         )
     return parse_checked(workspace, "workspace")
-
-
-def role_workspace(role: specs.Role, options: StageOptions) -> Text:
-    """Return the workspace of a role: its own folders, or the stage's option ``workspace``."""
-    folders = role_workspace_folders(role, f"role {role.name!r}")
-    if not folders:
-        return parse_workspace(options.workspace)
-    if options.workspace:
-        raise AppDefError(
-            f"Role {role.name!r} has its own workspace ({', '.join(map(repr, folders))}), and the stage has the "
-            "option workspace. Remove one of them: set Role.workspace to None, or pass workspace=None to task()."
-        )
-    return (folders_placeholder(folders),)
 
 
 def env_words(application: Application, where: str, *, first: bool) -> tuple[Text, ...]:

@@ -67,12 +67,7 @@ _PLACEHOLDERS = {
 
 
 def parse(value: object, where: str) -> Text:
-    """Parse a value into constant text and references, in order.
-
-    Args:
-        value: a string, which may contain channels as text, or a channel.
-        where: the value's place in the AppDef, for errors.
-    """
+    """Parse a channel, or a string that may contain channels as text, into constant text and references, in order."""
     if not isinstance(value, str):
         if isinstance(value, pipeline_channel.PipelineChannel):
             return (_reference(value, where),)

@@ -133,7 +133,7 @@ def _component_spec(plan: StagePlan, name: str) -> Any:
         for key, planned in plan.parameters.items()
     }
     passed_on: dict[str, Any] = {}
-    if plan.pod.has_task_config and hasattr(dsl, "TaskConfig"):  # not in kfp 2.14
+    if plan.pod.task_config and hasattr(dsl, "TaskConfig"):  # not in kfp 2.14
         inputs[TASK_CONFIG] = structures.InputSpec("TaskConfig", optional=True)
         passed_on["task_config_passthroughs"] = [
             dsl.TaskConfigPassthrough(field=field, apply_to_task=field.name in plan.pod.task_config)

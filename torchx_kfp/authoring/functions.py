@@ -24,7 +24,7 @@ from torchx import specs
 from torchx_kfp.authoring.inline_code import find_program
 from torchx_kfp.authoring.naming import is_input_name
 from torchx_kfp.authoring.python import check_arguments
-from torchx_kfp.authoring.references import PYTHON_TYPES, Reference, fill_parameters, parameter, parameter_text
+from torchx_kfp.authoring.references import PARAMETER, PYTHON_TYPES, Reference, parameter, parameter_text
 from torchx_kfp.contract.carried.publisher import EXACT
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking.call import parameters_of
@@ -104,17 +104,11 @@ for _operation in {*dir(str), "__bool__", "__complex__", "__float__", "__index__
 def call_function(
     fn: Callable[..., specs.AppDef],
     constants: Mapping[str, Any],
-    options: Collection[str] = (),
+    options: Collection[str],
 ) -> tuple[specs.AppDef, list[Reference]]:
-    """Call the function with these constants, and placeholders for all other parameters.
+    """Call the function with these constants, and placeholders for its inputs; return the AppDef and the inputs.
 
-    Args:
-        fn: a function that returns an AppDef.
-        constants: values of its parameters.
-        options: the names of the options of stages, for errors.
-
-    Returns:
-        The AppDef, and the function's inputs.
+    ``options`` are the names of the options of stages, for errors.
     """
     call = _Call(fn, constants)
     check_arguments(call.title, constants, call.signature.parameters, options)
@@ -273,7 +267,7 @@ def _code_of(value: object) -> str:
 def _content(value: object, texts: Mapping[str, str] | None = None) -> object:
     """Return an AppDef as plain data, with these texts for its inputs. Shell programs become lists of words."""
     if isinstance(value, str):
-        return fill_parameters(_plain(value), texts or {})
+        return PARAMETER.sub(lambda found: (texts or {}).get(found["input"], found[0]), _plain(value))
     if isinstance(value, specs.Role) and all(isinstance(word, str) for word in (value.entrypoint, *value.args)):
         index = find_program((value.entrypoint,), [(arg,) for arg in value.args])
         if index is not None:

@@ -17,7 +17,6 @@ from torchx_kfp.authoring.references import PYTHON_TYPES, Channel, Text, check_w
 from torchx_kfp.common.text import did_you_mean
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.command import METRICS, Outputs
-from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import AppDefError
 
 #: {a result's name: its type}.
@@ -208,14 +207,11 @@ def tracker_env(trackers: Trackers | None) -> dict[str, Text]:
 
 
 def parse_outputs(
-    results: Results | None, artifacts: Artifacts | None, taken: Iterable[str] = (RUN_ID,)
+    results: Results | None, artifacts: Artifacts | None, taken: Iterable[str]
 ) -> tuple[dict[str, type], Outputs]:
     """Return the types of the declared outputs and of ``METRICS`` by KFP's names, and the publisher's ``Outputs``.
 
-    Args:
-        results: {name: int, float, bool, str, list or dict}.
-        artifacts: {name: dsl.Model, dsl.HTML or another artifact class}.
-        taken: names that the stage already uses.
+    ``taken`` are names that the stage already uses.
     """
     names: dict[str, str] = {}
     types: dict[str, type] = {}

@@ -68,20 +68,12 @@ class StagePlan:
 
 def plan_stage(
     app: specs.AppDef,
-    options: StageOptions | None = None,
+    options: StageOptions,
     *,
     parameters: Sequence[Reference] = (),
     description: str | None = None,
 ) -> StagePlan:
-    """Plan a stage that runs an app.
-
-    Args:
-        app: an AppDef. Without an engine, it has one role and one replica.
-        options: the options of the stage.
-        parameters: parameters of the component, which may be unused.
-        description: the component's description. The default names the AppDef.
-    """
-    options = options or StageOptions()
+    """Plan a stage that runs an app. The ``parameters`` of its component may be unused."""
     check_app(app)
     if options.tracker_base is None:
         needing = {"reads": options.reads, "trackers": options.trackers}
@@ -102,11 +94,7 @@ def plan_stage(
 def plan_publisher(options: StageOptions, stage: Readable, name: str, image: str | Channel) -> StagePlan:
     """Plan a stage that publishes the records of another stage without running an application.
 
-    Args:
-        options: the options of the publishing stage.
-        stage: the other stage.
-        name: the publishing stage's name, unless the options have one.
-        image: an image with python3 and fsspec.
+    ``name`` is the publishing stage's name, unless the options have one.
     """
     (run,) = parse_reads({STAGE: stage}).values()
     if isinstance(run, tuple) or is_list(run):
@@ -152,7 +140,7 @@ def _plan(
     tracked = options.tracker_base is not None
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
     # Only kfp 2.15 and newer have this parameter, but names are the same with older versions.
-    taken = [RUN_ID, *([TASK_CONFIG] if application.has_task_config else [])]
+    taken = [RUN_ID, *([TASK_CONFIG] if application.task_config else [])]
     published = None
     if options.publishing:
         # The program that publishes results also records the exit code of a stage that may fail.
@@ -204,7 +192,7 @@ def _needs_python(application: Application, published: Outputs | None) -> str:
     """Return the message for an image without python3; empty if the stage does not need it."""
     if "PATH" in application.env:
         return ""  # the script does not know the application's PATH
-    if application.has_task_config:
+    if application.task_config:
         return OF_LAUNCHER
     if published is None:
         return ""
@@ -260,11 +248,8 @@ class Renderer:
         KFP's backend stores a container once for all stages with the same text. The mask has a letter for each word:
         ``b`` if it is escaped, ``v`` if its value moves, else ``s`` (``contract.command``).
 
-        Args:
-            variables: ``env`` and ``NAME=value``.
-            starter: the words of programs before the application, as text for KFP.
-            command: the application and its arguments.
-            move: whether values may move.
+        The words are ``env`` with the variables, those of the programs before the application (``starter``, which is
+        text for KFP already), and those of the application. Values only ``move`` where the script puts them back.
         """
         words = [*variables, *command]
         moved = dict(_moved(words, len(variables))) if move else {}

@@ -37,14 +37,8 @@ def pod_template(
     ``/dev/shm`` of the size of its memory and keeps Istio's sidecar away. That scheduler requests slightly less than
     the limits, to leave room on its nodes; this package requests all of it.
 
-    Args:
-        engine: the engine, for its options.
-        role: the role.
-        name: its name in Kubernetes.
-        position: its position in the AppDef, used by markers.
-        values: those of TorchX's macros, for the overlay.
-        image: its image, or a marker.
-        env: the variables from secrets and fields of the pod.
+    ``name`` is the role's name in Kubernetes, ``position`` its place in the AppDef, by which markers refer to it.
+    ``values`` are those of TorchX's macros, for the overlay, and ``env`` the variables from secrets and pod fields.
     """
     check_mounts(role)
     selector = role_node_selector(role)

@@ -38,14 +38,8 @@ def function_app(
 ) -> specs.AppDef:
     """Return the AppDef that calls the function.
 
-    Args:
-        function: a function of a module, not of a notebook or another function.
-        arguments: its arguments by name: constants, channels, or text with channels inside.
-        options: the names of the options of stages, for errors.
-        image: the image.
-        env: the variables of its process.
-        resource: the resources of its pod.
-        reads: the stages that it reads, whose results can be arguments; None without any.
+    ``arguments`` are constants, channels, or text with channels inside; results of the stages that it ``reads`` can be
+    further arguments. ``options`` are the names of the options of stages, for errors.
     """
     if not callable(function) or isinstance(function, BaseComponent):
         kind = type(function)

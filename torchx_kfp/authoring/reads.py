@@ -83,11 +83,7 @@ def is_list(source: ReadSource) -> bool:
 
 
 def parse_reads(reads: object) -> dict[str, ReadSource]:
-    """Return the parents by alias, in order. Without aliases, the names of their stages are used.
-
-    Args:
-        reads: a task, a list of tasks, or {alias: stage}; None or an empty collection for no parents.
-    """
+    """Return the parents by alias, in order. Without aliases, the names of their stages are used."""
     if reads is None:
         return {}
     if isinstance(reads, Mapping):

@@ -104,11 +104,6 @@ def parameter_text(reference: Reference) -> str:
     return f"{{{{parameter:input={reference.name};kind={reference.type};}}}}"
 
 
-def fill_parameters(text: str, values: Mapping[str, str]) -> str:
-    """Replace inputs in the text by these values. Other inputs stay."""
-    return PARAMETER.sub(lambda found: values.get(found["input"], found[0]), text)
-
-
 #: The longest argument on Linux in bytes (MAX_ARG_STRLEN is 128 KiB with the final NUL).
 LONGEST_WORD = 128 * 1024 - 1
 

@@ -297,7 +297,7 @@ class Stages(StageOptions):
             stage = replace(stage, tracker_base=base, reads=sources)
             parameters = [*parameters, *sources.values(), base]
         plan = plan_stage(app, stage, parameters=parameters, description=description)
-        of_engine = [TASK_CONFIG] if plan.pod.has_task_config else []
+        of_engine = [TASK_CONFIG] if plan.pod.task_config else []
         _check_inputs(names, aliases, [*([TRACKER_BASE] if tracked else []), *plan.outputs, *of_engine])
         for key, planned in plan.parameters.items():
             if planned.argument is not None and not isinstance(planned.argument, str):
@@ -390,16 +390,9 @@ def single_stage_pipeline(
 ) -> Any:
     """Return a pipeline with one stage that runs the app and has its name.
 
-    Args:
-        app: the app.
-        tracked: whether the pipeline has the parameter ``tracker_base``.
-        has_workspace: whether it has the parameter ``workspace``, which replaces the workspaces of the app's roles,
-            like TorchX's ``--workspace``.
-        annotations: annotations of the stage's pod.
-        options: those of ``task_from_app``. Options that need a tracker base need a tracked stage.
-
-    Raises:
-        AppDefError: the app cannot be translated without loss.
+    If it is ``tracked``, the pipeline has the parameter ``tracker_base``. If it ``has_workspace``, it has the parameter
+    ``workspace``, which replaces the workspaces of the app's roles, like TorchX's ``--workspace``. The stage's pod gets
+    the ``annotations``. ``options`` are those of ``task_from_app``.
     """
     if has_workspace:
         app = copy.copy(app)

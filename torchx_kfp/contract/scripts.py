@@ -88,12 +88,10 @@ _RETRIES_BEGIN, _ATTEMPTS = "_k= _n=x", re.compile(r" -lt (\d+) ")
 
 
 def script_words(parts: Collection[str], digest: str, needs_python: str = "") -> tuple[str, ...]:
-    """Return the words that run a script; its arguments follow.
+    """Return the words that run a script, from the letters of its parts; its arguments follow.
 
-    Args:
-        parts: the letters of its parts.
-        digest: that of the component. Shells print it, in the script's name, before their messages.
-        needs_python: the message for an image without python3; empty if the stage does not need it.
+    Shells print the component's ``digest``, in the script's name, before their messages. ``needs_python`` is the
+    message for an image without python3; empty if the stage does not need it.
     """
     has = "".join(part for part in _PARTS if part in parts)
     check = _PYTHON.format(needs_python) if needs_python else ""
@@ -150,11 +148,7 @@ def unpacker_file() -> bytes:
 
 
 def workspace_words(url: str) -> tuple[str, ...]:
-    """Return the words before an application that starts in a workspace.
-
-    Args:
-        url: the URL of the workspace, or a placeholder. If it is empty, the application starts where it is.
-    """
+    """Return the words before an application that starts in a workspace. With an empty URL, it starts where it is."""
     return ("sh", "-c", _WORKSPACE, url)
 
 
@@ -173,11 +167,7 @@ def retry_words(retries: int, run_id_file: str | None) -> tuple[str, ...]:
 
     KFP's own retries do not do this: with stock manifests of KFP 2.17, an application's exit code is not an error for
     Argo. Each attempt of a tracked stage has its own execution id, which replaces that in KFP's output, so the records
-    of a failed attempt are not read.
-
-    Args:
-        retries: the number of further attempts.
-        run_id_file: the placeholder for the file with the execution id of a tracked stage.
+    of a failed attempt are not read: ``run_id_file`` is the placeholder for that output.
     """
     if not retries:
         return ()

@@ -141,8 +141,7 @@ class LauncherSpec(Generic[_Text]):
     def encode(self, replica: Any) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
         """Return the JSON form, and the words of the launcher's command line, to which it refers by number.
 
-        Args:
-            replica: the part of a text that is the index of the replica.
+        ``replica`` is the part of a text that is the index of the replica.
         """
         words: list[tuple[Any, ...]] = []
 

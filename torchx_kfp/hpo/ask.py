@@ -59,12 +59,7 @@ def ask_for(definition: Any, told: Sequence[Any], state: Any, number: int) -> tu
 
 
 def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
-    """Return a trial for the optimizer (objectives, exit code, whether it failed), and the reason of a failure.
-
-    Args:
-        definition: the search's.
-        recorded: the trial's results.
-    """
+    """Return a trial for the optimizer (objectives, exit code, whether it failed), and the reason of a failure."""
     objectives = {
         name: float(recorded[name])
         for name in definition["objectives"]
@@ -84,11 +79,7 @@ def tell(definition: Any, recorded: Any) -> tuple[dict[str, Any], str]:
 
 
 def main(text: str) -> None:
-    """Report results of trials to the optimizer, if any, and ask for the next ones or record the best one.
-
-    Args:
-        text: see the module.
-    """
+    """Report results of trials to the optimizer, if any, and ask for the next ones or record the best one."""
     given = json.loads(text)
     definition = given["definition"]
     run = current_run()
@@ -138,13 +129,7 @@ def front(search: Search) -> list[dict[str, Any]]:
 
 
 def tell_all(before: Search, ended: Sequence[str], tracker: RecordTracker) -> tuple[list[Any], list[str]]:
-    """Return all trials so far, and the reasons of failures in the last round.
-
-    Args:
-        before: the search as the previous stage recorded it.
-        ended: the execution ids of the trials for which it asked.
-        tracker: the records of the trials.
-    """
+    """Return all trials so far, and the reasons of failures in the last round, whose trials have just ``ended``."""
     if len(ended) != len(before.asked):
         sys.exit(f"torchx-kfp: {len(before.asked)} trials were requested, but {len(ended)} ended")
     recorded = tracker.get_many(ended)

@@ -23,13 +23,9 @@ def number_of_digits(low: float, high: float) -> int:
 
 
 def place(space: Any, share: float, room: float = 0.0) -> Any:
-    """Return the number at this fraction of the range.
+    """Return the number at this fraction of the range, from 0 to 1.
 
-    Args:
-        space: a parameter with bounds.
-        share: 0 for the lower bound, to 1 for the upper one.
-        room: the extension of the range at both ends. With 0.5, the first and last integers are as likely as
-            others.
+    ``room`` extends the range at both ends. With 0.5, the first and last integers are as likely as others.
     """
     if share in (0, 1):
         return space["bounds"][int(share)]

@@ -32,7 +32,7 @@ def float(low: builtins.float, high: builtins.float, log: bool = False, *, point
 
     Args:
         low: the lower bound.
-        high: the upper bound.
+        high: the upper bound, inclusive.
         log: whether values are evenly distributed on a logarithmic scale, as for a learning rate.
         points: the number of values in a grid, evenly spread over the range including both bounds.
 
@@ -43,30 +43,17 @@ def float(low: builtins.float, high: builtins.float, log: bool = False, *, point
 
 
 def log(low: builtins.float, high: builtins.float, *, points: builtins.int | None = None) -> Space:
-    """Return the space of the numbers from ``low`` to ``high`` on a logarithmic scale: ``log(1e-4, 1.0)``.
+    """Return the space of the numbers from ``low``, above 0, to ``high`` on a logarithmic scale: ``log(1e-4, 1.0)``.
 
-    Args:
-        low: the lower bound, above 0.
-        high: the upper bound.
-        points: the number of values in a grid.
-
-    Raises:
-        AppDefError: the bounds or the points are not valid.
+    Args and errors are those of ``float``.
     """
     return float(low, high, True, points=points)
 
 
 def int(low: builtins.int, high: builtins.int, log: bool = False, *, points: builtins.int | None = None) -> Space:
-    """Return the space of the integers from ``low`` to ``high``.
+    """Return the space of the integers from ``low`` to ``high``, inclusive.
 
-    Args:
-        low: the lower bound.
-        high: the upper bound, inclusive.
-        log: whether values are evenly distributed on a logarithmic scale.
-        points: the number of values in a grid; by default, all.
-
-    Raises:
-        AppDefError: the bounds or the points are not valid.
+    Args and errors are those of ``float``. By default, a grid has all values.
     """
     if not all(type(bound) is builtins.int and abs(bound) <= EXACT for bound in (low, high)):
         raise AppDefError(

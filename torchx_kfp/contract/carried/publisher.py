@@ -129,14 +129,7 @@ def end_leftovers(run_id: str, /) -> None:
 
 
 def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
-    """Return the message for a declared result or artifact that is missing or of another type.
-
-    Args:
-        what: ``result`` or ``artifact``.
-        name: its name.
-        recorded: the recorded results or artifacts by name.
-        kind: the result's declared type.
-    """
+    """Return the message for a declared result or artifact that is missing or of another type than ``kind``."""
     there = repr(recorded[name])[:500] if name in recorded else ", ".join([*recorded][:20]) or "nothing"
     return f"declares the {what} {name!r}{kind and ' as ' + kind} but recorded {there}"
 
@@ -161,10 +154,7 @@ def as_kfp_stores(name: str, value: Any, /) -> Any:
 def output_text(kind: str, name: str, recorded: Any, /) -> Any:
     """Return the content of the file of an output parameter.
 
-    Args:
-        kind: the declared type.
-        name: the result's name.
-        recorded: the recorded results by name; for a list or dict, with the metadata.
+    ``recorded`` has the results by name; for a list or dict, also the metadata.
 
     Raises:
         ValueError: the result is missing, has another type, or cannot be passed on by KFP. The message continues a
@@ -189,15 +179,10 @@ def output_text(kind: str, name: str, recorded: Any, /) -> Any:
 
 
 def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, code: int | None, /) -> bool:
-    """Write KFP's outputs from the run's records below the tracker base.
+    """Write the ``outputs`` of KFP's ExecutorInput from the run's records below the tracker base.
 
-    Args:
-        spec: see the module.
-        outputs: the outputs of KFP's ExecutorInput.
-        paths: see the module.
-        base: the tracker base.
-        run_id: the run.
-        code: the application's exit code, which a stage that may fail records as a result.
+    ``code`` is the application's exit code, which a stage that may fail records as a result. For ``spec`` and
+    ``paths``, see the module.
 
     Returns:
         True if a declared output is missing, has another type, or is an int that a double cannot represent.
