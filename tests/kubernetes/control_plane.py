@@ -40,7 +40,7 @@ CONTROLLERS = (
 #: The definitions of JobSet 0.12 and Trainer 2.2.1, without descriptions.
 CRDS = Path(__file__).parent / "crds"
 #: Seconds until all answers, on a busy machine.
-PATIENCE = 120
+PATIENCE = 240
 
 
 @dataclass(frozen=True)
