@@ -103,7 +103,7 @@ def test_stages_run_with_the_code(project: Path, call: Call) -> None:
     assert len(list((project / "local_outputs").glob("one-*/*/workspace-*/app.py"))) == 2
 
     again = call("run", *words)
-    assert "Workspace code: 3 files, 20.5 kB, there already." in again.stderr
+    assert "Workspace code: 3 files, 20.5 kB, already stored." in again.stderr
     assert again.stdout.count("cached") == 3
 
     # A line changes: only the stages with the code run again.
@@ -186,7 +186,7 @@ def test_folders_that_runs_write_do_not_travel(project: Path, call: Call) -> Non
     words = ["../pipe.py:required", "--tracker-base", "results", "--output-dir", "runs", "--workspace", "."]
     first = call("run", *words, folder=project / "code")
     assert "Workspace .: 3 files, 20.5 kB, stored." in first.stderr
-    assert "Workspace .: 3 files, 20.5 kB, there already." in call("run", *words, folder=project / "code").stderr
+    assert "Workspace .: 3 files, 20.5 kB, already stored." in call("run", *words, folder=project / "code").stderr
 
 
 @pytest.mark.parametrize(
@@ -303,4 +303,4 @@ def test_a_file_that_code_names_and_that_does_not_travel_is_named(project: Path,
     (code / rules).write_text("data/\n")
     said = call(*words).stderr
     assert said.count("Warning") == 1
-    assert "the workspace lacks data/y.csv (named by helper.py), data/x.csv (named by link.csv): .torchx" in said
+    assert "the workspace lacks data/y.csv (named by helper.py), data/x.csv (named by link.csv), excluded" in said

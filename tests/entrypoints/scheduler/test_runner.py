@@ -300,7 +300,7 @@ def test_results_and_the_workspace_are_under_the_tracker_base(
     request = runner.dryrun(app, "kfp", {"tracker_base": s3_base}, workspace="code").request
     assert f"# workspace {Path('code').resolve()}: {s3_base}/.torchx_kfp/workspaces/" in str(request)
     assert FsspecResultTracker(s3_base).store.list_files(".torchx_kfp") == []
-    for said in ("stored", "there already"):
+    for said in ("stored", "already stored"):
         handle = runner.run(app, "kfp", {"tracker_base": s3_base, "cache": False}, workspace="code")
         status = runner.wait(handle, wait_interval=0.1)
         assert status

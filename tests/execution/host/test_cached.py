@@ -16,7 +16,7 @@ from tests.cases.apps import python
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.execution.host.results import cached_run_ids
+from torchx_kfp.execution.host.results import cached_execution_ids
 from torchx_kfp.execution.pipeline.walk import indices_of, walk_tasks, without_indices
 from torchx_kfp.execution.runs.prepared_run import prepare
 from torchx_kfp.execution.runs.record import cached_by_kfp
@@ -192,7 +192,7 @@ def test_the_time_for_a_loop_of_cached_stages_grows_with_its_length() -> None:
         scores = [f"old/score/pod-{number}" for number in range(length)]
         recorded = {score: {"of": [score.replace("score", "trial")]} for score in scores}
         began = time.process_time()
-        found = cached_run_ids(places, ends, {"best": dict.fromkeys(reads, scores)}, lambda by_base: recorded)
+        found = cached_execution_ids(places, ends, {"best": dict.fromkeys(reads, scores)}, lambda by_base: recorded)
         took = time.process_time() - began
         assert found == {name: f"old/{without_indices(name)}/pod-{indices_of(name)[0]}" for name in names}
         return took
@@ -212,4 +212,4 @@ def test_run_ids_that_may_be_of_another_execution_are_not_taken(scores: list[str
     places = list(walk_tasks(load_pipeline(long), arguments={"tracker_base": "/results"}))
     [reads] = [place.task.parameters for place in places if place.name == "best"]
     ends = {f"score[{number}]": StageResult("", "score", State.CACHED) for number in range(2)}
-    assert cached_run_ids(places, ends, {"best": dict.fromkeys(reads, scores)}, lambda by_base: {}) == expected
+    assert cached_execution_ids(places, ends, {"best": dict.fromkeys(reads, scores)}, lambda by_base: {}) == expected

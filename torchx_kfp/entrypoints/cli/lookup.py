@@ -121,7 +121,7 @@ class Lookup:
         for word in words:
             is_local = is_run(Path(self.output_dir, word.partition("/")[0]))
             if self.base is None or is_local or names_host(self.flags):
-                found.append(self.recorded(*self.find_part(word, reads="run ids")))
+                found.append(self.recorded(*self.find_part(word, reads="execution ids")))
             else:
                 found.append(RunRecords(open_record_tracker(self.base), word))
         return found
@@ -157,7 +157,7 @@ class Lookup:
             except (UnknownRunError, HostError) as other:
                 if is_of_host or (not isinstance(error, UnknownRunError) and _is_host_known()):
                     raise  # there are no local runs
-                raise type(other)(f"{error} And on the host: {other}") from None
+                raise type(other)(f"{error} On the host: {other}") from None
             return source
 
     def on_host(self, run: str, **host_run_options: Any) -> HostRun:

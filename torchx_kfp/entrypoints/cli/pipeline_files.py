@@ -81,7 +81,8 @@ _HINTS = {
         "A parameter's default has None inside, which KFP does not accept: leave it out, or give another value."
     ),
     r"only use .ignore_upstream_failure\(\)": (
-        "A stage that reads another one needs its run id. Let that one fail instead: stages.task(app, may_fail=True)."
+        "A stage that reads another one needs its execution id. Let that one fail instead: "
+        "stages.task(app, may_fail=True)."
     ),
     "exit_task cannot depend": (
         "An exit task also runs after a failure, so it reads no stage and takes no output. Give it parameters, such as "

@@ -31,11 +31,11 @@ from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.vocabulary import State
 from torchx_kfp.tracking.record_tracker import SHORT_PATIENCE, RecordTracker
 
-#: The run ids that stages were given, by their own run ids, and by alias.
+#: The execution ids that stages were given, by their own execution ids, and by alias.
 Parents: TypeAlias = Mapping[str, Mapping[str, Collection[str]]]
 
 
-def cached_run_ids(
+def cached_execution_ids(
     places: Collection[ScopedTask],
     ends: Mapping[str, StageResult],
     given: Mapping[str, Mapping[str, Any]],
@@ -84,7 +84,7 @@ def cached_run_ids(
 
 
 class _Reads:
-    """Which stages received which other stages' run ids; a stage's name stands for its run id."""
+    """Which stages received which other stages' execution ids; a stage's name stands for its execution id."""
 
     def __init__(self, places: Collection[ScopedTask], ends: Mapping[str, StageResult]) -> None:
         self._by_path = {place.path: place for place in places}
@@ -103,14 +103,14 @@ class _Reads:
         }
 
     def of_inputs(self, stage: str, inputs: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
-        """Yield the names of the stages whose run ids an input of a stage may have, and its value."""
+        """Yield the names of the stages whose execution ids an input of a stage may have, and its value."""
         for name, value in self._inputs(self._stages[without_indices(stage)], indices_of(stage)).items():
             names = value if isinstance(value, list) else [value]
             if name in inputs and all(isinstance(each, str) for each in names):
                 yield names, inputs[name]
 
     def of(self, stage: str) -> dict[str, list[str]]:
-        """Return, by alias, the names of the stages whose run ids an execution received."""
+        """Return, by alias, the names of the stages whose execution ids an execution received."""
         place = self.tracked[stage]
         values = inputs_of_stage(place.task, place.component, self._inputs(place, indices_of(stage)))
         known = {name: value for name, value in values.items() if value is not UNKNOWN}
@@ -119,7 +119,7 @@ class _Reads:
         return {alias: [names] if isinstance(names, str) else list(names) for alias, names in reads.items()}
 
     def _inputs(self, place: ScopedTask, indices: tuple[int, ...]) -> Mapping[str, Any]:
-        """Return the inputs of a task in this iteration, with names of stages instead of their run ids."""
+        """Return the inputs of a task in this iteration, with names of stages instead of their execution ids."""
         around, scope = place.inside, place.scope_inputs
         if around is not None:
             scope = self._inputs(around, indices)
@@ -137,7 +137,7 @@ class _Reads:
         return resolve(place.task, place.component, scope, output).values
 
     def _made_by(self, place: ScopedTask, output: str) -> Iterator[ScopedTask]:
-        """Yield the tracked stages whose run id is an output of a task: one, or one per branch."""
+        """Yield the tracked stages whose execution id is an output of a task: one, or one per branch."""
         if place.component.dag is None:
             if output == RUN_ID and place.is_tracked:
                 yield place
@@ -148,13 +148,13 @@ class _Reads:
 
 _Result = TypeVar("_Result")
 _NONE: Mapping[str, Sequence[str]] = {}
-#: The run id of each execution, by its name, and its results.
+#: The execution id of each execution, by its name, and its results.
 _Found: TypeAlias = Mapping[str, tuple[str, Mapping[str, Any]]]
 #: The most seconds for reading a base, and the seconds before an unreadable base is read again.
 DEADLINE, AGAIN = 10.0, 60.0
 
 
-def find_run_ids(
+def find_execution_ids(
     tracker: RecordTracker, names: Iterable[str], earlier: Mapping[str, Sequence[str]] = _NONE
 ) -> dict[str, str]:
     """Return the full id of each execution ``<run>/<stage>/<pod>``: the one with the latest record.
@@ -187,12 +187,12 @@ def find_run_ids(
 class ResultReader:
     """Reads the results of stages from tracker bases; ``problems`` has a message about each unreadable base."""
 
-    def __init__(self, named_bases: Collection[str] = (), *, run_ids_only: bool = False) -> None:
+    def __init__(self, named_bases: Collection[str] = (), *, execution_ids_only: bool = False) -> None:
         """Create a reader with the user's tracker bases.
 
-        With ``run_ids_only``, results are left to the caller.
+        With ``execution_ids_only``, results are left to the caller.
         """
-        self._named_bases, self._run_ids_only = named_bases, run_ids_only
+        self._named_bases, self._run_ids_only = named_bases, execution_ids_only
         #: The time of the failure and a sentence, by unreadable base.
         self._failed: dict[str, tuple[float, str]] = {}
 
@@ -204,7 +204,7 @@ class ResultReader:
     def read(self, base: str, names: Collection[str], earlier: Mapping[str, Sequence[str]] = _NONE) -> _Found:
         """Return the full id and results of each readable execution, by its name.
 
-        ``earlier`` are earlier executions: see ``find_run_ids``.
+        ``earlier`` are earlier executions: see ``find_execution_ids``.
         """
         return self._ask(base, lambda: self._read(base, names, earlier)) or {} if names else {}
 
@@ -239,7 +239,7 @@ class ResultReader:
 
     def _read(self, base: str, names: Collection[str], earlier: Mapping[str, Sequence[str]]) -> tuple[_Found, str]:
         tracker = RecordTracker(base, patience=SHORT_PATIENCE)
-        run_ids = find_run_ids(tracker, names, earlier)
+        run_ids = find_execution_ids(tracker, names, earlier)
         if self._run_ids_only:
             return {name: (run_id, {}) for name, run_id in run_ids.items()}, ""
         results = tracker.get_many(run_ids.values())

@@ -27,7 +27,7 @@ from torchx_kfp.execution.host.connection import V1BETA1, V2BETA1, Connection
 from torchx_kfp.execution.host.nodes import Nodes, PodSpec, manifest_of, read_manifest
 from torchx_kfp.execution.host.outcomes import ends_with_launcher, explained
 from torchx_kfp.execution.host.pod_logs import StageLogs
-from torchx_kfp.execution.host.results import ResultReader, cached_run_ids
+from torchx_kfp.execution.host.results import ResultReader, cached_execution_ids
 from torchx_kfp.execution.host.snapshot import RunPipeline, Snapshot
 from torchx_kfp.execution.host.states import run_state, seconds
 from torchx_kfp.execution.pipeline.artifacts import Artifact
@@ -64,7 +64,7 @@ class HostRun(ReadableRun):
         run_id: str,
         *,
         say: Callable[[str], object] | None = None,
-        reads: Literal["all", "run ids", "none"] = "all",
+        reads: Literal["all", "execution ids", "none"] = "all",
         named_bases: Collection[str] = (),
         raw_logs: bool = False,
     ) -> None:
@@ -87,7 +87,7 @@ class HostRun(ReadableRun):
         self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
         self._named_bases = {connection.settings.tracker_base, *named_bases}
         self._reads = reads
-        self._results = ResultReader(self._named_bases, run_ids_only=reads == "run ids")
+        self._results = ResultReader(self._named_bases, execution_ids_only=reads == "execution ids")
         self._logs = StageLogs(connection, run_id, self._say, raw=raw_logs)
         #: The run's pipeline, and a sentence about why it is unknown.
         self._pipeline: RunPipeline | None = None
@@ -388,7 +388,7 @@ class HostRun(ReadableRun):
         for stage, patch in self._snapshot.patches.items():
             with contextlib.suppress(ValueError):  # of another version of KFP
                 given[stage] = PodSpec.parse(patch).inputs(places[without_indices(stage)].component)
-        run_ids = cached_run_ids(places.values(), ends, given, self._results.parents)
+        run_ids = cached_execution_ids(places.values(), ends, given, self._results.parents)
         completed = {
             name: dataclasses.replace(
                 ends[name],

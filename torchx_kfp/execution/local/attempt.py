@@ -38,8 +38,8 @@ from torchx_kfp.execution.local.packages import activate, provide_environment
 from torchx_kfp.execution.local.run_options import RunOptions
 from torchx_kfp.execution.local.transfer import (
     copy_here,
+    read_execution_id,
     read_outputs,
-    read_run_id,
     registered_files,
     with_copies,
     written_files,
@@ -367,7 +367,7 @@ class AttemptThread(threading.Thread):
     def _with_records(self, result: StageResult) -> StageResult:
         """Return the result with the results that the stage recorded, even if it failed."""
         plan = self.plan
-        run_id, base = read_run_id(plan), plan.tracker_base
+        run_id, base = read_execution_id(plan), plan.tracker_base
         if run_id is None or base is None:
             return result
         result = dataclasses.replace(result, execution_id=run_id)

@@ -198,8 +198,8 @@ _LONGEST_OUTPUT = 16 << 20
 _LONGEST_REPORT = 64 << 20
 
 
-def read_run_id(plan: AttemptPlan) -> str | None:
-    """Return the run id of a tracked stage, which exists even if the stage failed afterwards."""
+def read_execution_id(plan: AttemptPlan) -> str | None:
+    """Return the execution id of a tracked stage, which exists even if the stage failed afterwards."""
     path = plan.placeholders.output_files.get(RUN_ID)
     if plan.recorded_as or path is None or plan.tracker_base is None:
         return plan.recorded_as or None

@@ -161,7 +161,7 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
                 raise ValueError(f"has metadata of the artifact {name!r} that is not an object: {shown(metadata)}")
             if missing := [key for key, value in metadata.items() if value is None]:
                 raise ValueError(
-                    f"has null as {missing[0]!r} in the metadata of the artifact {name!r}, which KFP cannot keep. "
+                    f"has null as {missing[0]!r} in the metadata of the artifact {name!r}, which KFP cannot store. "
                     "Leave it out"
                 )
             uri = str(entry.get("uri") or given[name].uri)

@@ -61,12 +61,12 @@ class PreparedRun:
     def upload(self, say: Callable[[str], object] | None = None) -> None:
         """Store missing archives, and report this. Raises TrackerError if they cannot be stored."""
         for folders, packed in self.workspaces.items():
-            what = "stored" if packed.upload() else "there already"
+            what = "stored" if packed.upload() else "already stored"
             if say is not None:
                 say(f"Workspace {folders}: {counted(len(packed.entries), 'file')}, {size_text(packed.size)}, {what}.")
             if say is not None and packed.lacks:
                 named = listed(f"{name} (named by {by})" for name, by in packed.lacks.items())
-                say(f"Warning: the workspace lacks {named}: .torchxignore or .gitignore excludes them.")
+                say(f"Warning: the workspace lacks {named}, excluded by .torchxignore or .gitignore.")
 
     def record(self, run: str, warn: Callable[[str], object]) -> None:
         """Record the code of a started run under the tracker base.

@@ -115,7 +115,7 @@ def _find(lookup: Lookup, word: str, *, only_lists: bool) -> tuple[str, str, str
         [located] = lookup.locate(word)
         part = located.word.partition("/")[2]
     else:
-        source, part = lookup.find_part(word, reads="run ids")
+        source, part = lookup.find_part(word, reads="execution ids")
         record = source.read()
         stages = untracked_stages(record, part if only_lists else "")
         if only_lists and part and is_untracked(record) and not stages:

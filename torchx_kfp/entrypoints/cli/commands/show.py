@@ -272,7 +272,7 @@ def _recorded(record: RunRecord, lookup: Lookup) -> tuple[str, Record]:
     return base, Record()
 
 
-#: Results by run id.
+#: Results by execution id.
 Results: TypeAlias = "Mapping[str, Mapping[str, Result]]"
 #: Links by the parent in a tree, each with its child.
 _Branches: TypeAlias = "dict[str, list[tuple[str, Link]]]"

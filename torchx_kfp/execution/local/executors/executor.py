@@ -97,12 +97,12 @@ class AttemptPlan:
     programs: Mapping[str, str] = field(default_factory=dict)
     #: The container, when it is going to be started; None for a process.
     container: ContainerPlan | None = None
-    #: How many GPUs it asks for (see ``gpus.asked``), and those that it has, when it is going to be started.
+    #: The numbers of GPUs that it requests (see ``gpus.asked``), and the GPUs that it has once it can start.
     asks_gpus: Mapping[str, int] = field(default_factory=dict)
     gpus: HeldGpus | None = None
     #: The command of a replay, attached to this process's terminal, in place of the stage's own.
     replaces: Sequence[str] | None = None
-    #: The run id with which a replay records; empty if the command says it.
+    #: The execution id under which a replay records; empty if the command makes it.
     recorded_as: str = ""
 
     @property

@@ -128,7 +128,7 @@ class Runs:
     def recorded(self, run: ListedRun) -> RunRecords:
         """Return the records of a run; errors as for ``Lookup.locate``."""
         if run.find is not None:
-            return self._lookup.recorded(run.find(reads="run ids"))
+            return self._lookup.recorded(run.find(reads="execution ids"))
         return RunRecords(open_record_tracker(self._base or ""), run.row["run"])
 
     def _readable(self, runs: Iterator[ListedRun]) -> Iterator[ListedRun]:
