@@ -134,6 +134,22 @@ def ran(pipeline: Any, **options: Any) -> RunResult:
     return result
 
 
+def app(name: str, *words: str, **role: Any) -> AppDef:
+    return AppDef(name, [Role("r", image="x", entrypoint=words[0], args=[*words[1:]], **role)])
+
+
+def pipeline_of(*apps: AppDef) -> Any:
+    @dsl.pipeline(name="p")
+    def pipeline(tracker_base: str) -> None:
+        for app in apps:
+            Stages(tracker_base=tracker_base).task(app)
+
+    return pipeline
+
+
+TRAIN = pipeline_of(app("train", "python", "train.py"))
+
+
 def states(result: RunResult) -> dict[str, str]:
     return {stage.name: str(stage.state) for stage in result.stages}
 
@@ -156,16 +172,8 @@ def test_only_what_may_use_a_file_runs_again(project: Path) -> None:
     files = {"train.py": "import data", "evaluate.py": "import data", "data.py": "", "NOTES.md": "", "old/x.csv": ""}
     write(project, files)
 
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str) -> None:
-        stages = Stages(tracker_base=tracker_base)
-        for name, *command in (
-            ("train", "python", "train.py"),
-            ("evaluate", "python", "-m", "evaluate"),
-            ("make", "true"),
-        ):
-            stages.task(AppDef(name, [Role("r", image="x", entrypoint=command[0], args=command[1:])]))
-
+    evaluate = app("evaluate", "python", "-m", "evaluate")
+    pipeline = pipeline_of(app("train", "python", "train.py"), evaluate, app("make", "true"))
     first = ran(pipeline)
     assert [first[name].code for name in ("train", "evaluate")] == ["data.py, train.py", "data.py, evaluate.py"]
     assert first["make"].code.startswith("all ")
@@ -185,14 +193,8 @@ def test_only_what_may_use_a_file_runs_again(project: Path) -> None:
 
 def test_the_code_that_was_counted_is_shown(project: Path) -> None:
     write(project, {"train.py": "import data", "data.py": ""})
-
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str) -> None:
-        train = AppDef("train", [Role("r", image="x", entrypoint="python", args=["train.py"])])
-        Stages(tracker_base=tracker_base).task(train)
-
     for _ in range(2):
-        result = ran(pipeline)
+        result = ran(TRAIN)
         words = [sys.executable, "-m", "torchx_kfp", "show", "latest", "--output-dir", "runs"]
         shown = subprocess.run(words, capture_output=True, text=True, check=False)
         assert re.search(r"code +train +data.py, train.py\n", shown.stdout), shown.stderr
@@ -203,11 +205,7 @@ def test_the_code_that_was_counted_is_shown(project: Path) -> None:
 
 def test_what_is_not_code(project: Path) -> None:
     """Git and ``.torchxignore`` say what; runs and results are never code."""
-
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str) -> None:
-        Stages(tracker_base=tracker_base).task(AppDef("make", [Role("r", image="x", entrypoint="true")]))
-
+    pipeline = pipeline_of(app("make", "true"))
     subprocess.run(["git", "init", "-q"], check=True)
     write(
         project, {".gitignore": "ignored", "ignored/x.py": "", "m.py": "", "venv/pyvenv.cfg": "", "venv/lib/x.py": ""}
@@ -232,9 +230,8 @@ def test_what_a_stage_writes_for_the_next_one(project: Path) -> None:
     @dsl.pipeline(name="p")
     def pipeline(tracker_base: str, value: int) -> None:
         stages = Stages(tracker_base=tracker_base)
-        role = Role("r", image="x", entrypoint="sh", args=["-c", make, "sh", f"{value}"])
-        made = stages.task(AppDef("make", [role]), cache=False)
-        stages.task(AppDef("train", [Role("r", image="x", entrypoint="python", args=["train.py"])])).after(made)
+        made = stages.task(app("make", "sh", "-c", make, "sh", f"{value}"), cache=False)
+        stages.task(app("train", "python", "train.py")).after(made)
 
     def again(value: int) -> tuple[str, list[str], str]:
         result = run(pipeline, {"tracker_base": "results", "value": value}, output_dir="runs", watch=Watch())
@@ -250,11 +247,7 @@ def test_what_a_stage_writes_for_the_next_one(project: Path) -> None:
 def test_a_folder_with_too_many_files_is_not_cached(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspaces, "MOST_FILES", 3)
     write(project, {f"{number}.txt": "" for number in range(4)})
-
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str) -> None:
-        for name in ("a", "b"):
-            Stages(tracker_base=tracker_base).task(AppDef(name, [Role("r", image="x", entrypoint="true")]))
+    pipeline = pipeline_of(app("a", "true"), app("b", "true"))
 
     class Warnings(Watch):
         def __init__(self) -> None:
@@ -280,12 +273,7 @@ def test_a_folder_with_too_many_files_is_not_cached(project: Path, monkeypatch: 
 def test_a_link_to_a_folder_elsewhere(project: Path, tmp_path: Path) -> None:
     write(tmp_path, {"shared/helper.py": "V = 1", "project/train.py": "import helper"})
     (project / "lib").symlink_to("../shared")
-
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str) -> None:
-        role = Role("r", image="x", entrypoint="python", args=["train.py"], env={"PYTHONPATH": "lib"})
-        Stages(tracker_base=tracker_base).task(AppDef("train", [role]))
-
+    pipeline = pipeline_of(app("train", "python", "train.py", env={"PYTHONPATH": "lib"}))
     assert ran(pipeline)["train"].code == "lib/helper.py, train.py"
     assert ran(pipeline)["train"].state is State.CACHED
     write(tmp_path, {"shared/helper.py": "V = 22"})
@@ -337,16 +325,7 @@ def test_an_editable_install_of_the_interpreter_is_code(project: Path, tmp_path:
     write(project, {"ed.py": PIPELINE})
 
     def again() -> dict[str, tuple[str, Any]]:
-        words = [
-            str(venv / "bin" / "python"),
-            "-m",
-            "torchx_kfp",
-            "run",
-            "ed.py",
-            "--tracker-base",
-            "results",
-            "--json",
-        ]
+        words = [f"{venv}/bin/python", "-m", "torchx_kfp", "run", "ed.py", "--tracker-base", "results", "--json"]
         environ = {**os.environ, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
         done = subprocess.run(words, capture_output=True, text=True, env=environ, check=False)
         events = [json.loads(line) for line in done.stdout.splitlines()]
@@ -375,8 +354,7 @@ def test_a_workspace_that_is_edited_while_it_runs(project: Path) -> None:
 
     @dsl.pipeline(name="p")
     def pipeline(tracker_base: str, workspace: str) -> None:
-        role = Role("r", image="x", entrypoint="python", args=["train.py"])
-        train = Stages(tracker_base=tracker_base, workspace=workspace).task(AppDef("train", [role]))
+        train = Stages(tracker_base=tracker_base, workspace=workspace).task(app("train", "python", "train.py"))
         train.after(edit().set_caching_options(False))
 
     assert ran(pipeline, workspace="code")["train"].last_lines(1) == ["V1"]
@@ -392,13 +370,7 @@ def test_code_that_a_stage_registers_stays_code(project: Path) -> None:
     write(project, {"a.py": f"open('src/new.txt', 'w').write('')\n{register.format('src')}"})
     write(project, {"b.py": f"{edit}{register.format('c.yaml')}"})
     write(project, {"read.py": "from src import m\nprint(m.V, open('c.yaml').read().strip())"})
-
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str) -> None:
-        stages = Stages(tracker_base=tracker_base)
-        for name in ("a", "b", "read"):
-            stages.task(AppDef(name, [Role("r", image="x", entrypoint="python", args=[f"{name}.py"])]))
-
+    pipeline = pipeline_of(*(app(name, "python", f"{name}.py") for name in ("a", "b", "read")))
     for version in ("V2", "V3"):
         ran(pipeline, parallelism=1)
         assert ran(pipeline)["read"].last_lines(1) == [f"{version if version == 'V3' else 'V1'} {version}"]
@@ -448,12 +420,8 @@ def test_code_elsewhere_is_not_missed(project: Path, monkeypatch: pytest.MonkeyP
     (project / "link").symlink_to("build1/linked")
     for _, _, files, (name, text) in ELSEWHERE.values():
         write(project, {**files, name: text})
-
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str) -> None:
-        stages = Stages(tracker_base=tracker_base)
-        for name, (words, env, _, _) in ELSEWHERE.items():
-            stages.task(AppDef(name, [Role("r", image="x", entrypoint=words[0], args=[*words[1:]], env=env)]))
+    apps = (app(name, *words, env=env) for name, (words, env, _, _) in ELSEWHERE.items())
+    pipeline = pipeline_of(*apps)
 
     def lines() -> dict[str, list[str]]:
         return {stage.name: [line for line in stage.last_lines(2) if line.strip()] for stage in ran(pipeline).stages}
@@ -469,17 +437,11 @@ def test_code_that_changes_while_a_stage_runs(project: Path) -> None:
     """What it has used is not known: if the old file comes back, with its time, the result is not taken."""
     write(project, {"data.py": "print('V1')", "train.py": "import os\nos.rename('new.py', 'data.py')\nimport data"})
     (project / "data.py").rename("old.py")
-
-    @dsl.pipeline(name="p")
-    def pipeline(tracker_base: str) -> None:
-        role = Role("r", image="x", entrypoint="python", args=["train.py"])
-        Stages(tracker_base=tracker_base).task(AppDef("train", [role]))
-
     for version in ("V2", "V3"):
         os.link("old.py", "data.py")
         write(project, {"new.py": f"print('{version}')"})
         os.utime("new.py", (1, 1))
-        assert ran(pipeline)["train"].last_lines(1) == [version]
+        assert ran(TRAIN)["train"].last_lines(1) == [version]
         (project / "data.py").unlink()
 
 
@@ -501,12 +463,7 @@ def test_a_variable_of_the_shell_counts_if_the_code_names_it(
     project: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], files: dict[str, str]
 ) -> None:
     write(project, files)
-
-    @dsl.pipeline(name="shell")
-    def pipeline(tracker_base: str) -> None:
-        app = AppDef("stage", [Role("stage", "none", entrypoint=command[0], args=command[1:])])
-        Stages(tracker_base=tracker_base).task(app)
-
+    pipeline = pipeline_of(app("stage", *command))
     monkeypatch.setenv("MY_FACTOR", "1")
     assert ran(pipeline)["stage"].last_lines() == ["1"]
     # Another terminal, or another session.
