@@ -16,17 +16,13 @@ from torchx_kfp import task_from_app
 APP = make_app(entrypoint="sh", args=["-c", 'printf %s\\\\n "$TORCHX_PARENT_RUN_IDS" "$TORCHX_PARENT_RUN_ID"'])
 
 
-def compile_reader() -> str:
-    """Compile a stage that reads two execution ids and a fan-in, all of which are parameters."""
-
-    def pipeline(one: str, two: str, many: list) -> None:
-        reads = {"one": one, "two": two, "many": many, "old": ["old/a/1", one]}
-        task_from_app(APP, tracker_base="/tmp/results", reads=reads)
-
-    return compile_pipeline(pipeline)
+def reader(one: str, two: str, many: list) -> None:
+    """A stage that reads two execution ids and a fan-in, all of which are parameters."""
+    reads = {"one": one, "two": two, "many": many, "old": ["old/a/1", one]}
+    task_from_app(APP, tracker_base="/tmp/results", reads=reads)
 
 
-COMPILED = compile_reader()
+COMPILED = compile_pipeline(reader)
 
 
 def start(shells: Path, tmp: Path, inputs: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:

@@ -20,11 +20,6 @@ def stage(**options: Any) -> str:
     return compile_stage(make_app("train"), **options)
 
 
-def definitions(compiled: str) -> dict[str, Any]:
-    spec, _ = load(compiled)
-    return spec["components"]["comp-train"]["outputDefinitions"]
-
-
 def test_outputs_by_the_name_that_is_recorded() -> None:
     def pipeline(tracker_base: str = "/tmp/results") -> None:
         train = task_from_app(make_app("train"), tracker_base=tracker_base, results={"l2norm/mean": float})
@@ -51,7 +46,8 @@ def test_outputs_by_the_name_that_is_recorded() -> None:
     ],
 )
 def test_the_rule_for_names(name: str, output: str) -> None:
-    assert output in definitions(stage(results={name: float}))["parameters"]
+    spec, _ = load(stage(results={name: float}))
+    assert output in spec["components"]["comp-train"]["outputDefinitions"]["parameters"]
 
 
 def test_an_input_of_a_task_makes_room_for_an_output() -> None:

@@ -53,7 +53,7 @@ def test_names_of_stages_arrive(shells: Path, tmp_path: Path) -> None:
         task_from_app(app, tracker_base=tracker_base, reads=tasks)
 
     compiled = compile_pipeline(pipeline)
-    (inputs,) = [set(task) for task in all_inputs(compiled, "read")]
+    inputs = load(compiled)[0]["root"]["dag"]["tasks"]["read"]["inputs"]["parameters"]
     assert {name for name in inputs if name.startswith("reads")} == {"reads", *(f"reads_{n}" for n in range(2, 8))}
     run_ids = {name: f"r/{name}/1" for name in inputs if "reads" in name}
     environ = tracked_container(compiled, "read", tmp_path, **run_ids).environment(shells)
@@ -61,11 +61,6 @@ def test_names_of_stages_arrive(shells: Path, tmp_path: Path) -> None:
     assert list(parents) == names
     assert list(parents.values()) == ["r/reads/1", *(f"r/reads_{number}/1" for number in range(2, 8))]
     assert (environ["TORCHX_PARENT_RUN_ID"], environ["LAST"]) == ("r/reads/1", "a b")
-
-
-def all_inputs(compiled: str, task: str) -> list[dict[str, Any]]:
-    spec, _ = load(compiled)
-    return [entry["inputs"]["parameters"] for name, entry in spec["root"]["dag"]["tasks"].items() if name == task]
 
 
 def app_of(number: int = 0, text: str = "a") -> specs.AppDef:

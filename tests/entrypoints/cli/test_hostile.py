@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 from kfp import compiler, dsl
@@ -30,14 +31,16 @@ def pipeline(x: str = "v", items: list = ["a"], rates: dict = {"lr": 0.1}):  # n
     write(x=x)
 
 
+def run_of(pipeline: Any, folder: Path) -> Path:
+    """Return the folder of a run of the compiled pipeline."""
+    compiler.Compiler().compile(pipeline, str(folder / "p.yaml"))
+    return cast("Path", run(folder / "p.yaml", output_dir=folder / "runs", watch=Watch()).folder)
+
+
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run that has failed."""
-    folder = tmp_path_factory.mktemp("good")
-    compiler.Compiler().compile(pipeline, str(folder / "p.yaml"))
-    result = run(folder / "p.yaml", output_dir=folder / "runs", watch=Watch())
-    assert result.folder is not None
-    return result.folder
+    return run_of(pipeline, tmp_path_factory.mktemp("good"))
 
 
 def invoke(*words: str) -> str:
@@ -198,21 +201,9 @@ def again(text: str = "text"):
     load(text=text, data=save().outputs["data"])
 
 
-@pytest.fixture(scope="module")
-def replayable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run with a stage that takes an artifact."""
-    folder = tmp_path_factory.mktemp("replayable")
-    compiler.Compiler().compile(again, str(folder / "p.yaml"))
-    result = run(folder / "p.yaml", output_dir=folder / "runs", watch=Watch())
-    assert result.folder is not None
-    return result.folder
-
-
-def test_a_folder_whose_name_and_options_are_odd(
-    replayable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_whose_name_and_options_are_odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))  # which is not UTF-8
-    shutil.copytree(replayable, folder)
+    shutil.copytree(run_of(again, tmp_path), folder)
     request = json.loads((folder / "run.json").read_text())
     for docker in (1.5, None, ["no-such-stage"]):
         request["options"]["docker"] = docker

@@ -18,7 +18,7 @@ import pytest
 
 from tests.execution.host.answers_of_kfp import manifest, pods, polls, with_present_commands
 from tests.execution.host.calling import ended, get, wait_until
-from tests.execution.host.commands import rows, write_pipelines
+from tests.execution.host.commands import rows
 from tests.execution.host.scripted import Reply, Request, scripted
 from tests.facts import says
 from tests.fake_kfp import KfpHost
@@ -34,28 +34,11 @@ TIMES = {"time", "duration", "started_at"}
 UNKNOWN: dict[str, Any] = {"inputs": {}, "outputs": {}, "artifacts": {}, "key": ""}
 
 
-@pytest.fixture(scope="module")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with compiled pipelines, and the tracker base ``base`` of their pods."""
-    folder = tmp_path_factory.mktemp("commands")
-    (folder / "base").mkdir()
-    write_pipelines(folder, folder / "base")
-    return folder
-
-
 @pytest.fixture
 def there(call: Program, tmp_path: Path) -> Iterator[Program]:
     """The command line of a user of a host with runs that have ended: see ``tests.transcripts.hosts``."""
     with a_host(tmp_path) as around:
         yield replace(call, variables=around.environ)
-
-
-@pytest.fixture
-def program(call: Program, pipelines: Path, tmp_path: Path) -> Program:
-    """The command line in a folder of its own, with the compiled pipelines, of a user who names their base."""
-    for file in pipelines.glob("*.*"):
-        shutil.copy(file, tmp_path)
-    return replace(call, variables={"TORCHX_KFP_TRACKER_BASE": str(pipelines / "base")})
 
 
 def events_of(printed: str) -> list[dict[str, Any]]:

@@ -202,26 +202,22 @@ def test_a_host_is_asked_through_the_proxy_of_the_environment(server: Scripted, 
         Connection(read_settings({"host": "http://kfp.example.com"}, gone), QUICK).get(RUNS)
 
 
-def test_a_redirect_to_a_page_to_sign_in_is_recognized(server: Scripted) -> None:
-    server.script = lambda request: Reply("", 302, {"Location": "/dex/auth?client_id=kubeflow"})
-    for call in (connect(server).get, connect(server).post):
-        with pytest.raises(HostCredentialsError, match=says("page to sign in", "TORCHX_KFP_COOKIES")):
-            call(RUNS)
-
-
 @pytest.mark.parametrize(
     "page",
     [
+        None,
         "<h2>Log in to Your Account</h2><a href='/auth/ldap'>Log in with LDAP</a>",
         "<form><input type='password' name='p'></form>",
         "<script>location.href = '/login?next=/'</script>",
         "<a>Sign in</a>",
     ],
 )
-def test_a_page_to_sign_in_is_recognized(server: Scripted, page: str) -> None:
-    server.script = lambda request: Reply(f"<html>{page}</html>", kind="text/html")
-    with pytest.raises(HostCredentialsError, match=says("page to sign in", "TORCHX_KFP_COOKIES")):
-        connect(server).get(RUNS)
+def test_a_page_to_sign_in_and_a_redirect_to_one_are_recognized(server: Scripted, page: str | None) -> None:
+    redirect = Reply("", 302, {"Location": "/dex/auth?client_id=kubeflow"})
+    server.script = lambda request: Reply(f"<html>{page}</html>", kind="text/html") if page else redirect
+    for call in (connect(server).get, connect(server).post):
+        with pytest.raises(HostCredentialsError, match=says("page to sign in", "TORCHX_KFP_COOKIES")):
+            call(RUNS)
 
 
 # What is repeated

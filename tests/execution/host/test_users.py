@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.execution.host.calling import wait_until
-from tests.execution.host.commands import rows, write_pipelines
+from tests.execution.host.commands import rows
 from tests.facts import says
 from tests.fake_kfp import SharedHost
 from tests.programs import Program
 
 ALICE, BOB = (f"{name}@example.com" for name in ("alice", "bob"))
-
-
-@pytest.fixture(scope="module")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("users")
-    (folder / "base").mkdir()
-    write_pipelines(folder, folder / "base")
-    return folder
 
 
 @pytest.fixture
@@ -35,17 +26,14 @@ def shared(tmp_path: Path) -> Iterator[SharedHost]:
 
 
 @pytest.fixture
-def alice(call: Program, pipelines: Path, tmp_path: Path, shared: SharedHost) -> Program:
+def alice(program: Program, shared: SharedHost) -> Program:
     """The command line of Alice, with the cookie of her browser, who has the namespace team-a."""
-    for file in pipelines.glob("*.*"):
-        shutil.copy(file, tmp_path)
     environ = {
         "TORCHX_KFP_HOST": shared.url,
         "TORCHX_KFP_NAMESPACE": "team-a",
         "TORCHX_KFP_COOKIES": "oauth2_proxy_kubeflow=alice-cookie",
-        "TORCHX_KFP_TRACKER_BASE": str(pipelines / "base"),
     }
-    return replace(call, variables=environ)
+    return replace(program, variables={**program.variables, **environ})
 
 
 def of_bob(alice: Program, namespace: str) -> Program:

@@ -9,7 +9,7 @@ import yaml
 from kfp import compiler, dsl
 
 from tests.documents import documents
-from torchx_kfp.local import Pipeline, load_pipeline
+from torchx_kfp.local import Pipeline, RunResult, load_pipeline
 
 WRITE = 'printf %s "$1" > "$2"'
 
@@ -96,3 +96,8 @@ def ir(folder: Path) -> list[dict[str, Any]]:
     path = folder / "small.yaml"
     compiler.Compiler().compile(pipeline, str(path))
     return documents(path.read_text())
+
+
+def states(result: RunResult) -> dict[str, str]:
+    """Return the states of the stages by their names."""
+    return {stage.name: str(stage.state) for stage in result.stages}

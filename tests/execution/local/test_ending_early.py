@@ -8,7 +8,7 @@ import pytest
 from kfp import dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.execution.local.components import python, scripts, shell, shell_out
+from tests.execution.local.components import python, scripts, shell, shell_out, states
 from tests.watching import Heard
 from torchx_kfp import task_from_app
 from torchx_kfp.local import (
@@ -21,10 +21,6 @@ from torchx_kfp.local import (
 )
 
 SLEEP = "print('ready', flush=True); import time; time.sleep(300)"
-
-
-def states(result):
-    return {stage.name: str(stage.state) for stage in result.stages}
 
 
 def reasons(result):

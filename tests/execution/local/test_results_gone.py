@@ -9,6 +9,7 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
+from tests.execution.local.components import states
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
 from torchx_kfp.local import RunResult, Watch, run
@@ -41,10 +42,6 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def attempt(pipeline: Any, base: str) -> RunResult:
     return run(pipeline, {"tracker_base": base}, output_dir="runs", watch=Watch())
-
-
-def states(result: RunResult) -> dict[str, str]:
-    return {stage.name: str(stage.state) for stage in result.stages}
 
 
 def remove_runs(base: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
+from tests.execution.local.components import states
 from tests.facts import says
 from torchx_kfp import Stages
 from torchx_kfp.errors import ArgumentError
@@ -148,10 +149,6 @@ def pipeline_of(*apps: AppDef) -> Any:
 
 
 TRAIN = pipeline_of(app("train", "python", "train.py"))
-
-
-def states(result: RunResult) -> dict[str, str]:
-    return {stage.name: str(stage.state) for stage in result.stages}
 
 
 def test_every_stage_has_the_result_of_the_code_as_it_is(project: Path) -> None:
