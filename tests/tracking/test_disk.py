@@ -180,15 +180,6 @@ def test_keys_of_other_programs_do_not_stop_a_listing(tmp_path: Path) -> None:
     assert tracker.keys() == ["run"]
 
 
-def test_a_relative_base_belongs_to_the_directory_of_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    tracker = FsspecResultTracker("results")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    tracker["run"] = {"x": 1}
-    assert json.loads((tmp_path / "results/run").read_text()) == {"x": 1}
-
-
 def test_names_are_utf8_in_any_locale(tmp_path: Path) -> None:
     code = (
         "from torchx_kfp.tracking import *; import sys; FsspecResultTracker(sys.argv[1])['gr\\xf6\\u4e2d'] = {'x': 1}"

@@ -21,7 +21,6 @@ from tests.proxy import Proxy
 from tests.s3 import S3Server
 from tests.tracking import stages
 from torchx_kfp.tracking import FsspecResultTracker, Run, Source, current_run
-from torchx_kfp.tracking.lineage import rank
 
 #: An application that works before it records; the work is a file.
 APPLICATION = """
@@ -136,9 +135,9 @@ class TestCannotBeWritten:
         assert len(proxy.requests) == before + 1, "a request that is rejected permanently is not retried"
 
 
-#: The variables of torchrun in the processes of a distributed training.
-#: Of two processes that mpirun has started on one machine.
+#: The variables of two processes that mpirun has started on one machine.
 OF_TWO_HERE = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+#: Those of torchrun in the processes of a distributed training.
 RANKS = [{"WORLD_SIZE": "4", "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
 
 
@@ -168,6 +167,14 @@ def test_a_start_is_one_request_for_all_ranks(s3_server: S3Server, s3_base: str,
         # Rank 0 may be in any replica: nodes get their ranks in the order in which they meet.
         ({**RANKS[0], "TORCHX_REPLICA_ID": "3"}, True),
         ({**RANKS[1], "TORCHX_REPLICA_ID": "0"}, False),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "TORCHX_REPLICA_ID": "1"}, True),
+        ({"RANK": "1"}, True),
+        # DeepSpeed and mpirun started several first ones, and results were lost without a warning.
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "0", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "0"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "1", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "0"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "0", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "1"}, False),
     ],
 )
 def test_results_of_another_process_than_the_first(
@@ -180,23 +187,3 @@ def test_results_of_another_process_than_the_first(
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (0 if first else 1), "once"
     assert all(re.search(says(run.id, "RANK", "TORCHX_REPLICA_ID", "lost"), warning) for warning in warnings)
-
-
-@pytest.mark.parametrize(
-    ("variables", "is_first"),
-    [
-        ({"RANK": "1", "WORLD_SIZE": "2"}, False),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, False),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, False),
-        ({"RANK": "1"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "0", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "0"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "1", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "0"}, False),
-        ({"OMPI_COMM_WORLD_RANK": "0", **OF_TWO_HERE, "TORCHX_REPLICA_ID": "1"}, False),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "TORCHX_REPLICA_ID": "1"}, True),
-        ({}, True),
-    ],
-)
-def test_the_first_process_of_a_launcher(variables: dict[str, str], is_first: bool) -> None:
-    """DeepSpeed and mpirun started several first ones, and results were lost without a warning."""
-    assert (rank(variables) == 0) == is_first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from torchx import specs
 
@@ -46,3 +47,10 @@ def quadratic(x: int, scale: float = 1.0, volume: str = "") -> specs.AppDef:
 
 def slow(x: int) -> specs.AppDef:
     return _app(SLOW)
+
+
+def runner_of(component: Any, base: object = "memory://base", scheduler: str = "local_cwd", **options: Any) -> Any:
+    """Return a runner of trials with this component."""
+    from torchx_kfp.hpo.ax import TorchXRunner
+
+    return TorchXRunner(component, tracker_base=base, scheduler=scheduler, **options)

@@ -16,6 +16,7 @@ from tests import pages
 from tests.facts import says
 from tests.fake_kfp import KfpHost
 from tests.hpo.ax import components
+from tests.hpo.ax.components import runner_of
 from tests.modules import needs
 from torchx_kfp.errors import NotRecordedError
 from torchx_kfp.tracking import FsspecResultTracker
@@ -40,12 +41,6 @@ def client_of(objective: str, low: int = 0, high: int = 9, **storage: Any) -> An
     client.configure_optimization(objective)
     client.configure_generation_strategy("random_search", initialization_random_seed=0)
     return client
-
-
-def runner_of(component: Any, base: Path, scheduler: str = "local_cwd", **options: Any) -> Any:
-    from torchx_kfp.hpo.ax import TorchXRunner
-
-    return TorchXRunner(component, tracker_base=base, scheduler=scheduler, **options)
 
 
 def metrics(*names: str) -> list[Any]:

@@ -13,6 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.facts import says
 from tests.hpo.ax import components
+from tests.hpo.ax.components import runner_of
 from tests.modules import needs
 from torchx_kfp.errors import AppDefError, HostUnreachableError, NotRecordedError
 from torchx_kfp.tracking import FsspecResultTracker, current_run
@@ -20,12 +21,6 @@ from torchx_kfp.tracking import FsspecResultTracker, current_run
 pytestmark = [needs("ax", "needs Ax, which `make test-ax` installs"), pytest.mark.ax]
 
 HANDLE = "local_cwd://torchx/trial-1"
-
-
-def runner_of(component: Any, base: object = "memory://base", scheduler: str = "local_cwd", **options: Any) -> Any:
-    from torchx_kfp.hpo.ax import TorchXRunner
-
-    return TorchXRunner(component, tracker_base=base, scheduler=scheduler, **options)
 
 
 def stored(base: object, handle: str = HANDLE) -> dict[str, str]:
