@@ -218,7 +218,7 @@ def test_trials_are_tasks_of_several_stages(tmp_path: Path, monkeypatch: pytest.
         "    return {'loss': prepare / lr * layers * scale}\n"
     )
     monkeypatch.syspath_prepend(tmp_path / "code")
-    import trials  # type: ignore[import-not-found]
+    import trials  # type: ignore[import-not-found]  # just written
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
     done = execute(searching_stages(trials.prepare, trials.fit), tmp_path)

@@ -24,7 +24,7 @@ from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import AppDefError
 
 
-class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
+class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]  # kfp is skipped by mypy
     """A stage as a KFP component, whose tasks have all settings of the AppDef.
 
     The file of a KFP component cannot hold resources, labels or retries, but that of a pipeline can. So this component
@@ -159,7 +159,7 @@ def _spec_type(kind: type[Any]) -> str:
 
 
 def _pipeline_of(plan: StagePlan) -> Any:
-    outputs = NamedTuple("outputs", list(plan.outputs.items()))  # type: ignore[misc]
+    outputs = NamedTuple("outputs", list(plan.outputs.items()))  # type: ignore[misc]  # its fields are data
 
     def body(*inputs: Any) -> Any:
         # With the pipeline's name, KFP would load the file as the bare container.

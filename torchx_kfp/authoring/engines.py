@@ -154,7 +154,7 @@ class Engine(ABC):
                 raise AppDefError(describe_unknown(owner, "role", name, known))
         return [known[name] for name in given or known]
 
-    def check_text(  # noqa: B027
+    def check_text(  # noqa: B027 (optional to override)
         self, role: specs.Role, words: Sequence[str], values: Iterable[str], variables: int
     ) -> None:
         """Reject text of a role's command line and variables that the engine cannot pass on; most pass on all of it.

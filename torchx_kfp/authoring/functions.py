@@ -253,7 +253,7 @@ def _can_pass(default: object, kind: str) -> bool:
     if default is inspect.Parameter.empty:
         return True
     if kind == "NUMBER_DOUBLE":
-        return type(default) in (int, float) and math.isfinite(default)  # type: ignore[arg-type]
+        return type(default) in (int, float) and math.isfinite(default)  # type: ignore[arg-type]  # its type is checked
     if kind == "NUMBER_INTEGER":
         return type(default) is int and abs(default) <= EXACT
     return isinstance(default, PYTHON_TYPES[kind])

@@ -66,7 +66,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(kind: type[Elsewhere], wrappe
     store = DirFileSystem(str(tmp_path), inner) if wrapped else inner
     path = "a/b [1]*" if wrapped else f"{tmp_path}/a/b [1]*"
     seen: list[str] = []
-    inner.look = lambda: seen.extend(file.read_text() for file in tmp_path.glob("a/b*"))  # type: ignore[method-assign]
+    inner.look = lambda: seen.extend(file.read_text() for file in tmp_path.glob("a/b*"))  # type: ignore[method-assign]  # called during the write
     write_whole(store, path, b"first")
     write_whole(store, path, b"second")
     assert [file.read_bytes() for file in (tmp_path / "a").iterdir()] == [b"second"], "and nothing else is left"

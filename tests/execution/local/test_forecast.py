@@ -59,11 +59,11 @@ def test_an_optional_parameter_without_a_value(project: Path) -> None:
     """The driver leaves an optional input without a value out."""
 
     @dsl.container_component
-    def optional(text: Optional[str] = None):  # type: ignore[no-untyped-def]  # noqa: UP045
+    def optional(text: Optional[str] = None):  # type: ignore[no-untyped-def]  # noqa: UP045 (for the oldest kfp)
         return dsl.ContainerSpec("x", ["sh", "-c", 'echo "$0"'], [dsl.IfPresentPlaceholder("text", text, "none")])
 
     @dsl.pipeline
-    def pipeline(text: Optional[str] = None) -> None:  # noqa: UP045
+    def pipeline(text: Optional[str] = None) -> None:  # noqa: UP045 (for the oldest kfp)
         optional(text=text)
 
     assert said(pipeline) == {"optional": "runs: it has not run yet"}

@@ -63,12 +63,12 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "has a toleration with the operator 'Equals',": lambda task: kubernetes.add_toleration(
         task,
         key="k",
-        operator="Equals",  # type: ignore[arg-type]
+        operator="Equals",  # type: ignore[arg-type]  # wrong
     ),
     "has a toleration with the effect 'No',": lambda task: kubernetes.add_toleration(
         task,
         key="k",
-        effect="No",  # type: ignore[arg-type]
+        effect="No",  # type: ignore[arg-type]  # wrong
     ),
     "has a toleration with the operator Exists and the value 'v',": lambda task: kubernetes.add_toleration(
         task, key="k", operator="Exists", value="v"
@@ -208,12 +208,12 @@ def an_import_of_the_project() -> None:
 
 
 @dsl.container_component
-def say(text: Optional[str] = None):  # noqa: UP045
+def say(text: Optional[str] = None):  # noqa: UP045 (for the oldest kfp)
     return dsl.ContainerSpec(image="busybox", command=["echo", text])
 
 
 @finds(Kind.MAY_FAIL, "task 'say' is not given the input 'text', which its command contains")
-def an_unset_parameter_in_a_command(text: Optional[str] = None) -> None:  # noqa: UP045
+def an_unset_parameter_in_a_command(text: Optional[str] = None) -> None:  # noqa: UP045 (for the oldest kfp)
     say(text=text)
 
 
@@ -230,7 +230,7 @@ def pass_on(n: int) -> int:
 
 
 @component
-def keep(d: dict) -> str:  # type: ignore[type-arg]
+def keep(d: dict) -> str:  # type: ignore[type-arg]  # as users write it
     return str(d)
 
 
@@ -241,7 +241,7 @@ def uses_yaml() -> str:
     import yaml
 
     try:
-        import missing_and_optional  # noqa: F401
+        import missing_and_optional  # noqa: F401 (importing it is the case)
     except ImportError:
         json.dumps(1)
     return yaml.safe_load(json.dumps(1))
@@ -250,7 +250,7 @@ def uses_yaml() -> str:
 @dsl.component(base_image="python:3.11", install_kfp_package=False, packages_to_install=["pyyaml", "pytest"])
 def uses_the_project() -> str:
     import iniconfig  # noqa: F401  # pytest requires it
-    import yaml  # noqa: F401
+    import yaml  # noqa: F401 (importing it is the case)
 
     from tests.cases import parts
 

@@ -43,7 +43,7 @@ def run_options() -> specs.runopts:
     """Return the options that ``torchx runopts kfp`` shows."""
     options = specs.runopts()
     for name, about in _OPTIONS.items():
-        kind, default = {"cache": (bool, True), "secrets": (Dict[str, str], None)}.get(name, (str, None))  # noqa: UP006
+        kind, default = {"cache": (bool, True), "secrets": (Dict[str, str], None)}.get(name, (str, None))  # noqa: UP006 (TorchX compares with it)
         options.add(name, type_=kind, default=default, help=about)
     return options
 

@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 _LISTED = 200
 
 
-class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]
+class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc]  # TorchX is skipped by mypy
     """Runs apps on a KFP host. An app's id is that of its pipeline run."""
 
     def __init__(self, session_name: str) -> None:

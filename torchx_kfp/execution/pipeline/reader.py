@@ -48,7 +48,7 @@ _MOST_LEVELS = 100
 _MOST_VALUES = 1_000_000
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # a class that may be missing
     """Writes values whole, without aliases, and quotes text that looks like a number."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -25,7 +25,7 @@ _PORT = re.compile(r"^\d+-")
 Outcome = float | tuple[float, float]
 
 
-class TorchXMetric(IMetric):  # type: ignore[misc]
+class TorchXMetric(IMetric):  # type: ignore[misc]  # Ax is skipped by mypy
     """A metric that the apps of ``TorchXRunner`` record.
 
     An app records it with ``current_run().put(loss=0.3)``. The mean and standard error of several measurements are

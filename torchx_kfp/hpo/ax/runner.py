@@ -41,7 +41,7 @@ _ENDED = {
 }
 
 
-class TorchXRunner(IRunner):  # type: ignore[misc]
+class TorchXRunner(IRunner):  # type: ignore[misc]  # Ax is skipped by mypy
     """Runs each trial as a TorchX app.
 
     The component is called with the trial's parameters and the constants, and with ``trial_idx`` and ``tracker_base``

@@ -101,7 +101,7 @@ def _copies(record: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-class MlflowTracker(TrackerBase):  # type: ignore[misc]
+class MlflowTracker(TrackerBase):  # type: ignore[misc]  # TorchX is skipped by mypy
     """Runs in one experiment of an MLflow server.
 
     Args:

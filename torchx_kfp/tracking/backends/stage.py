@@ -21,7 +21,7 @@ from torchx_kfp.tracking.record_tracker import RecordTracker
 from torchx_kfp.tracking.records import Source
 
 
-class StageTracker(api.TrackerBase):  # type: ignore[misc]
+class StageTracker(api.TrackerBase):  # type: ignore[misc]  # TorchX is skipped by mypy
     """TorchX's tracker interface on a tracker base.
 
     All processes of a run can write concurrently. Of several artifacts or metadata with one name, the last one counts.
