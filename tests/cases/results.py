@@ -98,8 +98,16 @@ def as_outputs_of_every_type(tracker_base: str, rate: float = 0.125, workspace: 
         artifacts={"model": dsl.Model, "report": dsl.HTML},
     )
     words = [f"--accuracy={trained.outputs['accuracy']}", f"{trained.outputs['uri']}", f"{trained.outputs['epochs']}"]
-    stages.task(echo("use", *words), results={"argv": str}, inline=False)
+    stages.task(echo("use", *words), results={"argv": str})
     return Outputs(**{name: trained.outputs[name] for name in Outputs._fields})
+
+
+@case(packages=("torchx_kfp",), outputs={"Output": 0.5}, results={"use": argv("0.5")})
+def published_by_the_package_in_the_image(tracker_base: str, workspace: str = "") -> float:
+    stages = Stages(tracker_base=tracker_base, workspace=workspace)
+    trained = stages.task(record("train", '{"accuracy": 0.5}'), results={"accuracy": float}, inline=False)
+    stages.task(echo("use", f"{trained.outputs['accuracy']}"), results={"argv": str}, inline=False)
+    return trained.outputs["accuracy"]
 
 
 @case(outputs={"Output": [0.925, 1.05, 1.3]})

@@ -8,14 +8,16 @@ from tests.cases.apps import python
 from tests.cases.results import REPLICA
 from torchx_kfp import Stages
 
-#: What examples import, and an image may lack.
-PACKAGES = ("sklearn", "torch", "torchx")
+#: What cases need, and an image may lack.
+PACKAGES = ("sklearn", "torch", "torchx", "torchx_kfp")
 
-#: Records which of these packages the image has.
+#: Records which of these packages the image has. Those of the workspace, which is the folder of the stage, are not its.
 FIND = """
-import importlib.util, sys
+import os, sys
+from importlib.machinery import PathFinder
 from torchx_kfp.tracking import current_run
-current_run().put(packages=" ".join(name for name in sys.argv[1:] if importlib.util.find_spec(name)))
+path = [folder for folder in sys.path if os.path.realpath(folder) != os.getcwd()]
+current_run().put(packages=" ".join(name for name in sys.argv[1:] if PathFinder.find_spec(name, path)))
 """
 
 
