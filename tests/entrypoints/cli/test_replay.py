@@ -372,3 +372,13 @@ def test_a_shell_has_everything_set_up(call: Program, here: Here):
     assert terminal.end() == 5
     scripts = here.folder.glob("local_outputs/replays/*/*/made/command.sh")
     assert {script.stat().st_mode & 0o777 for script in scripts} == {0o755}
+
+
+def test_text_that_looks_like_a_placeholder_stays(tmp_path: Path) -> None:
+    @dsl.pipeline
+    def pipeline(word: str):
+        plain(word=f"<{word}>")
+
+    done = run(pipeline, {"word": "{{$}}"}, output_dir=tmp_path, watch=Watch(), cache=False)
+    again = replay(done.folder, say=lambda _: None, stage="plain").stage
+    assert again.outputs == done["plain"].outputs == {"out": "<{{$}}>"}

@@ -328,6 +328,8 @@ def _attempt(invocation: Invocation, context: RunContext, overrides: Overrides) 
     place, component = invocation.place, invocation.component
     run = DagRun(invocation.pipeline, place.scope, place.scope_inputs, StageNames()).runs[place.task.name]
     run.component, run.name, run.inputs = component, invocation.stage, dict(invocation.inputs)
+    if invocation.record.folder is not None:  # a local run records constants with their placeholders filled in
+        run.task = dataclasses.replace(run.task, parameters={})
     if overrides.tracker_base and component.container is not None:
         command, args = (
             tuple(SETS_BASE + overrides.tracker_base if word.startswith(SETS_BASE) else word for word in words)
