@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -149,6 +150,27 @@ def test_a_file_system_with_folders_makes_them(tmp_path: Path, monkeypatch: pyte
 def test_an_object_above_the_files_that_are_listed(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "find", lambda self, path, **_: [path])  # as adlfs does
     assert FsspecResultTracker(memory_base).keys("a") == []
+
+
+def test_a_driver_that_takes_no_options_of_others(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SMB's refuses them, and its errors are not FileNotFoundErrors: nothing could be read."""
+
+    class SMBOSError(OSError):
+        """Like the exception of smbprotocol."""
+
+    store = fsspec.filesystem("memory")
+    cat_file = store.cat_file
+
+    def cat(path: str, start: int | None = None, end: int | None = None) -> bytes:
+        try:
+            return bytes(cat_file(path, start, end))
+        except FileNotFoundError:
+            raise SMBOSError(errno.ENOENT, "No such file or directory", path) from None
+
+    monkeypatch.setattr(store, "cat_file", cat)
+    tracker = FsspecResultTracker(memory_base)
+    tracker.update("run", x=1)
+    assert tracker.get_many(["run", "missing"]) == {"run": {"x": 1}, "missing": {}}
 
 
 def test_no_credentials_of_google(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:

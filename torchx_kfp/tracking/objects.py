@@ -100,11 +100,12 @@ class FsspecStore(Store):
     def _read_many(self, keys: Sequence[str], most: int) -> Iterator[bytes | None]:
         paths = [self._path(key) for key in keys]
         # With a range, s3fs does not request the size first.
-        found = self._fs.cat_ranges(paths, 0, most, on_error="return", batch_size=_REQUESTS)
+        given = {"batch_size": _REQUESTS} if self._asynchronous else {}
+        found = self._fs.cat_ranges(paths, 0, most, on_error="return", **given)
         for key, path, content in zip(keys, paths, found, strict=True):
             if not isinstance(content, BaseException):
                 yield bytes(content)
-            elif isinstance(content, FileNotFoundError) and not _bucket_is_missing(content):
+            elif _is_missing(content) and not _bucket_is_missing(content):
                 yield None
             elif self._is_empty(path, content):
                 yield b""
@@ -168,11 +169,9 @@ class FsspecStore(Store):
     def remove(self, key: str) -> None:
         try:
             self._fs.rm_file(self._path(key))  # rm would read the key as a pattern
-        except FileNotFoundError as error:
-            if _bucket_is_missing(error):
-                raise self.problem("remove", key, error) from error
         except Exception as error:  # as above
-            raise self.problem("remove", key, error) from error
+            if not _is_missing(error) or _bucket_is_missing(error):
+                raise self.problem("remove", key, error) from error
 
     def list_files(self, prefix: str = "", *, private: bool = True) -> list[File]:
         path = self._path(prefix) if prefix else self._root
@@ -276,6 +275,11 @@ def _way_to_credentials(error: BaseException | None) -> str:
             return _NO_CREDENTIALS[type(error).__name__]
         error = error.__cause__ or error.__context__
     return ""
+
+
+def _is_missing(error: BaseException) -> bool:
+    # SMB's errors are OSErrors only.
+    return isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.ENOENT)
 
 
 def _bucket_is_missing(error: BaseException) -> bool:
