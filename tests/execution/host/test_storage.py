@@ -14,7 +14,7 @@ from tests.fake_kfp import KfpHost
 from torchx_kfp import Stages
 from torchx_kfp.errors import HostSettingsError
 from torchx_kfp.execution.host.settings import Settings, read_settings
-from torchx_kfp.execution.host.storage import with_storage
+from torchx_kfp.execution.host.storage import submitted_documents
 from torchx_kfp.execution.host.submission import check_submission
 from torchx_kfp.execution.pipeline.load import load_pipeline, pipeline_from_documents
 from torchx_kfp.host import submit
@@ -46,7 +46,7 @@ def several(tracker_base: str):
 def variables(settings: Settings) -> dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]]:
     """Return the variables that each stage's container gets, and those from secrets."""
     pipeline = load_pipeline(several)
-    documents = with_storage(pipeline, settings)
+    documents = submitted_documents(pipeline, settings)
     found = pipeline_from_documents([one for one in documents if one], "p")
     return {
         name.removeprefix("comp-"): (
@@ -74,14 +74,14 @@ def test_tracked_stages_get_what_they_do_not_have():
         "untracked": ({}, {}),
     }
     pipeline = load_pipeline(several)
-    assert with_storage(pipeline, Settings()) == pipeline.documents
+    assert submitted_documents(pipeline, Settings()) == pipeline.documents
 
 
 def test_a_pipeline_that_has_them_gets_them_once():
     pipeline = load_pipeline(several)
-    once = with_storage(pipeline, SETTINGS)
+    once = submitted_documents(pipeline, SETTINGS)
     again = pipeline_from_documents([*once], "p")
-    assert with_storage(again, SETTINGS) == once
+    assert submitted_documents(again, SETTINGS) == once
 
 
 def test_an_address_here_is_no_finding_with_one_of_the_cluster():

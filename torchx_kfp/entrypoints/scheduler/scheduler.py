@@ -204,10 +204,8 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc] 
         """Return the app's run without a request; its messages go to TorchX's log."""
         from torchx_kfp.execution.host.run import HostRun
 
-        return HostRun(self._of_app(app_id), app_id, say=lambda text: _logger.warning("%s", text), reads="none")
-
-    def _of_app(self, app_id: str) -> Connection:
-        return self._of_apps.get(app_id) or self._connection(configured_options())
+        connection = self._of_apps.get(app_id) or self._connection(configured_options())
+        return HostRun(connection, app_id, say=lambda text: _logger.warning("%s", text), reads="none")
 
     def _connection(self, options: Mapping[str, str]) -> Connection:
         """Return the connection with these options, the same one each time."""

@@ -19,13 +19,12 @@ from torchx_kfp.common.text import UUID, did_you_mean, listed, moment, printable
 from torchx_kfp.errors import ArgumentError, HostAnswerLostError, HostError, UnknownRunError
 from torchx_kfp.execution.host.answers import as_object, as_text, refuse_run_id
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
-from torchx_kfp.execution.host.settings import Settings, Submission
+from torchx_kfp.execution.host.settings import Submission
 from torchx_kfp.execution.host.states import run_state, seconds, words_of
-from torchx_kfp.execution.host.storage import with_storage
+from torchx_kfp.execution.host.storage import submitted_documents
 from torchx_kfp.execution.pipeline.spec import Pipeline
 from torchx_kfp.execution.pipeline.values import complete_arguments
 from torchx_kfp.execution.pipeline.walk import LATEST
-from torchx_kfp.execution.runs.prepared_run import without_cache
 from torchx_kfp.execution.runs.vocabulary import RUN_STATES, State
 from torchx_kfp.execution.runs.watch import Terminal, ending_signals, raise_for_signal
 
@@ -191,7 +190,7 @@ class Host:
         """Return the request for a run, without its name; the experiment is created if it does not exist."""
         given = dict(arguments or {})
         values = complete_arguments(pipeline, given)
-        spec, platform = submitted_documents(pipeline, self.connection.settings, submission)
+        spec, platform = submitted_documents(pipeline, self.connection.settings, cache=submission.cache)
         wanted = os.environ.get(OVERRIDE_EXPERIMENT) or submission.experiment or self.connection.settings.experiment
         body: dict[str, Any] = {
             "experiment_id": self._experiment_id(wanted or DEFAULT_EXPERIMENT),
@@ -352,21 +351,6 @@ class Host:
     def in_namespace(self) -> str:
         namespace = self.connection.namespace
         return f" in the namespace {namespace!r}" if namespace else ""
-
-
-def submitted_documents(
-    pipeline: Pipeline, settings: Settings, submission: Submission
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the PipelineSpec and the platform spec that are submitted for a run.
-
-    Args:
-        settings: the settings of the host, including the storage of stages.
-
-    Raises:
-        HostSettingsError: a setting is malformed.
-    """
-    pipeline = pipeline if submission.cache else without_cache(pipeline)
-    return with_storage(pipeline, settings)
 
 
 def _spec_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:

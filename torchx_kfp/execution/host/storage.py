@@ -16,6 +16,7 @@ from torchx_kfp.common.text import shown
 from torchx_kfp.errors import HostSettingsError
 from torchx_kfp.execution.host.settings import Settings
 from torchx_kfp.execution.pipeline.spec import Component, Pipeline
+from torchx_kfp.execution.runs.prepared_run import without_cache
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXAMPLE_OF_VARIABLES = "AWS_ENDPOINT_URL=http://seaweedfs.kubeflow:9000"
@@ -60,13 +61,15 @@ def storage_of(settings: Settings) -> Storage:
     return Storage(variables, name, {named: key for key, named in keys.items()}, settings.storage_folder)
 
 
-def with_storage(pipeline: Pipeline, settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the documents of a pipeline with the variables of the settings in tracked stages.
+def submitted_documents(
+    pipeline: Pipeline, settings: Settings, *, cache: bool = True
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the PipelineSpec and the platform spec for a run: tracked stages get the variables of the settings.
 
     Raises:
         HostSettingsError: a setting is malformed.
     """
-    storage = storage_of(settings)
+    pipeline, storage = pipeline if cache else without_cache(pipeline), storage_of(settings)
     if not storage:
         return pipeline.documents
     spec, platform = pipeline.copy_documents()

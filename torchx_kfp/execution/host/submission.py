@@ -13,10 +13,10 @@ from torchx_kfp.common.text import shown
 from torchx_kfp.errors import HostNotFoundError
 from torchx_kfp.execution.host.answers import as_text
 from torchx_kfp.execution.host.connection import V2BETA1, Connection
-from torchx_kfp.execution.host.host_runs import Host, submitted_documents
+from torchx_kfp.execution.host.host_runs import Host
 from torchx_kfp.execution.host.run import HostRun
 from torchx_kfp.execution.host.settings import Settings, Submission, read_settings, variable
-from torchx_kfp.execution.host.storage import Storage, storage_of
+from torchx_kfp.execution.host.storage import Storage, storage_of, submitted_documents
 from torchx_kfp.execution.model import checks
 from torchx_kfp.execution.model.findings import REJECTED_ON_KFP, Finding, Kind, merge, refuse
 from torchx_kfp.execution.model.versions import NEWEST, Version, address_of_store, parse_version
@@ -122,7 +122,7 @@ def as_file(prepared: PreparedRun, settings: Settings, submission: Submission) -
         HostSettingsError: a setting is malformed.
     """
     pipeline = prepared.pipeline
-    spec, platform = submitted_documents(pipeline, settings, submission)
+    spec, platform = submitted_documents(pipeline, settings, cache=submission.cache)
     if given := {name: prepared.values[name] for name in prepared.arguments if name in prepared.values}:
         root = dict(spec["root"])
         parameters = dict(root["inputDefinitions"]["parameters"])
