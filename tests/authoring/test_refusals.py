@@ -551,6 +551,7 @@ REFUSED: dict[type[Exception], list[Row]] = {
         *(*FIELDS, *SECRETS, *TRACKERS, *PUBLISHERS, *READS, *OUTPUTS, *VALUES, *CHANNELS),
         (lambda: Stages().component(make_app(), tracker_base="x"), "tracker base", "component("),
         (lambda: Stages().component_from_function(utils.booth, no=1), "no parameter 'no'"),
+        (lambda: component_from_app(make_app(), tracked="no"), "tracked is 'no'", "True or False"),
         (lambda: component_from_function("utils.booth"), "'utils.booth'", "function that returns an AppDef"),
     ],
     TypeError: OPTIONS,

@@ -144,6 +144,11 @@ def _check_roles(app: specs.AppDef) -> None:
     for role in app.roles:
         where = check_role(app, role)
         role_retries(role)
+        if role.retry_policy not in (policies := [policy.value for policy in specs.RetryPolicy]):
+            raise AppDefError(
+                f"retry_policy of {where} is {role.retry_policy!r}. Give a RetryPolicy of torchx.specs: "
+                f"{', '.join(policies)}."
+            )
         most = whole_number(role.num_replicas, f"num_replicas of {where}", 1)
         fewest = getattr(role, "min_replicas", None)
         if fewest is not None and whole_number(fewest, f"min_replicas of {where}", 1) > most:

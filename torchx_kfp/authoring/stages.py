@@ -289,6 +289,8 @@ class Stages(StageOptions):
         if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
             raise AppDefError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
         aliases = [check_alias(alias) for alias in reads]
+        if not isinstance(tracked, bool):
+            raise AppDefError(f"tracked is {tracked!r}, but must be True or False.")
         tracked = tracked or bool(aliases or stage.publishing)
         names = [*(reference.name for reference in parameters), *aliases]
         if tracked:

@@ -93,6 +93,7 @@ ENGINES: list[Row] = [
     (lambda: TrainJob(kind="Runtime"), "TrainJob", "kind='Runtime'", "'ClusterTrainingRuntime' or 'TrainingRuntime'"),
     (lambda: TrainJob(priority_class="high"), "priority_class='high'", "runtime", "JobSet"),
     (engine("trainjob", B_ALONE), "'B'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
+    (engine("job", role(retry_policy="replica")), "'trainer'", "'replica'", "REPLICA, APPLICATION"),
     (engine("trainjob", role(args=["x"] * 124)), "'trainer'", "125 words", "124", "'jobset'"),
     (
         engine("trainjob", role(env={f"A{number}": "x" for number in range(120)})),
