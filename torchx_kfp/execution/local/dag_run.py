@@ -27,6 +27,7 @@ from torchx_kfp.execution.pipeline.spec import (
 )
 from torchx_kfp.execution.pipeline.walk import StageNames
 from torchx_kfp.execution.runs.reasons import MOST_NAMED
+from torchx_kfp.execution.runs.result import StageResult
 from torchx_kfp.execution.runs.stage_key import StageKey
 from torchx_kfp.execution.runs.vocabulary import State
 
@@ -44,8 +45,9 @@ class TaskRun:
         self.failed: list[str] = []
         #: The reason of a failure.
         self.reason = ""
-        #: The number of attempts at a stage.
+        #: The number of attempts at a stage, and the result of the last one if another follows.
         self.tries = 0
+        self.last: StageResult | None = None
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
         #: Outputs that some iterations of a loop did not produce, and the reason. KFP's driver fails on tasks that take

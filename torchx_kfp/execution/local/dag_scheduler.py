@@ -151,8 +151,6 @@ class Scheduler:
         self._running: dict[str, _Running] = {}
         #: The attempts by the paths that they have written and registered.
         self._written: dict[str, list[_Running]] = {}
-        #: The result of the last attempt at each stage.
-        self._results: dict[str, StageResult] = {}
         #: The stages that are done, with all or the first of their indices.
         self._done_in = {
             (without_indices(name), indices_of(name)[:count])
@@ -496,7 +494,7 @@ class Scheduler:
         )
         may_retry = result.reason and not self._stop_of(run) and not clash
         if may_retry and (delay := run.retry_delay) is not None:
-            self._results[run.name] = result
+            run.last = result
             self._listener(StageRetried(run.name, result.attempts, clean(result.reason), delay))
             self._retrying[run] = None
             self._agenda.add(lambda: self._try_again(run), delay)
@@ -507,7 +505,7 @@ class Scheduler:
         self._end_stage(run, result)
         if self._cache is not None:
             written = [*itertools.chain(*running.attempt.written.values())]
-            self._in_order.submit(self._cache.put, run.key, self._results[run.name], written, running.attempt.plan)
+            self._in_order.submit(self._cache.put, run.key, result, written, running.attempt.plan)
 
     def _clash(self, running: _Running) -> str:
         """Return why an attempt may have another attempt's artifacts, or ""."""
@@ -541,9 +539,7 @@ class Scheduler:
 
     def _report(self, result: StageResult) -> None:
         """Record the result of a stage."""
-        result = dataclasses.replace(result, reason=clean(result.reason))
-        self._results[result.name] = result
-        self._listener(StageFinished(result))
+        self._listener(StageFinished(dataclasses.replace(result, reason=clean(result.reason))))
 
     def _end_task(self, run: TaskRun, state: State, outputs: Mapping[str, Any]) -> None:
         """Record the end of a task, so tasks that wait for it may start."""
@@ -560,7 +556,7 @@ class Scheduler:
     def _end_without_running(self, run: TaskRun, state: State, reason: str) -> None:
         """End a task that does not run, and its unfinished stages."""
         run.reason = reason
-        if (last := self._results.get(run.name)) is not None:  # it waits for another attempt
+        if (last := run.last) is not None:  # it waits for another attempt
             why = reasons.canceled_while_waiting(self._stopped.why if self._stopped else "", last.reason)
             nothing: dict[str, Any] = {"exit_code": None, "outputs": {}, "artifacts": {}}
             self._report(dataclasses.replace(last, state=State.CANCELED, reason=why, **nothing))
