@@ -34,8 +34,8 @@ def channel_here(channel: pipeline_channel.PipelineChannel, where: str) -> pipel
     KFP itself rejects channels that are used outside the loop or condition in which they have a value.
     """
     if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
-        found = _CHANNEL.fullmatch(str(channel))
-        return channel if found is None else _resolve(found, where)
+        match = _CHANNEL.fullmatch(str(channel))
+        return channel if match is None else _resolve(match, where)
     task = pipeline_here(where).tasks.get(channel.task_name)
     if not isinstance(channel, pipeline_channel.OneOfMixin) and getattr(channel, "task", task) not in (None, task):
         raise AppDefError(
@@ -126,10 +126,10 @@ def check_text(parts: Text, where: str) -> Text:
             continue
         check_word(part, where)
         # After another brace, the placeholder of the next channel would look like one of Argo's.
-        found = find_rewritten(part if follower is None else part + "{") if len(parts) > 1 else None
-        if found:
+        rewritten = find_rewritten(part if follower is None else part + "{") if len(parts) > 1 else None
+        if rewritten:
             raise AppDefError(
-                f"{where} contains {found!r} in one string with a pipeline channel: {part!r}. Argo or the kubelet "
+                f"{where} contains {rewritten!r} in one string with a pipeline channel: {part!r}. Argo or the kubelet "
                 "would change it, and text next to a channel cannot be escaped. Split it: pass the text and the "
                 "channel as two arguments or variables, and let the application join them."
             )

@@ -49,10 +49,10 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
                 f"task_from_app(FUNCTION({constants[0]}=f'{{channel}}'))."
             )
         # KFP 2.17 does not fill in placeholders for inputs that only have defaults.
-        given = {**_defaults(self._plan), **inputs, **_fixed(self._plan)}
+        arguments = {**_defaults(self._plan), **inputs, **_fixed(self._plan)}
         base = self._plan.tracker_base
-        base = given.get(TRACKER_BASE_PARAMETER) if isinstance(base, Reference) else base
-        return _configure(super().__call__(*args, **given), self._plan, base)
+        base = arguments.get(TRACKER_BASE_PARAMETER) if isinstance(base, Reference) else base
+        return _configure(super().__call__(*args, **arguments), self._plan, base)
 
     @property
     def pipeline_spec(self) -> Any:

@@ -183,17 +183,17 @@ class _Call:
 
     def _needed(self, values: Mapping[str, object], error: ValueNeededError) -> dict[str, str]:
         """Return all parameters whose values the function needs, by calling it again with defaults for those found."""
-        found = {error.name: f"{error.what}, {self._line_of(error)}"}
+        needed = {error.name: f"{error.what}, {self._line_of(error)}"}
         default = self.signature.parameters[error.name].default
         if default is not inspect.Parameter.empty and values[error.name] is not default:
             given = {**values, error.name: default}
             try:
                 self._run(given)
             except ValueNeededError as another:
-                found |= self._needed(given, another)
+                needed |= self._needed(given, another)
             except Exception:  # the function does not accept the default
-                return found
-        return found
+                return needed
+        return needed
 
     def _run(self, values: Mapping[str, object]) -> Any:
         """Call the function with copies, so that it cannot change the arguments."""

@@ -68,8 +68,8 @@ _COMMAND = re.compile(
 
 def find_program(entrypoint: Text, args: Sequence[Text]) -> int | None:
     """Return the index of the argument that is a program for the entrypoint, a shell; None without one."""
-    found = _find_code([_text(parts) for parts in (entrypoint, *args)])
-    return found[0] - 1 if found and found[1] else None
+    position = _find_code([_text(parts) for parts in (entrypoint, *args)])
+    return position[0] - 1 if position and position[1] else None
 
 
 def expand_channels(

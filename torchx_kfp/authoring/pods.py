@@ -92,16 +92,16 @@ def _overlay(role: specs.Role, values: specs.macros.Values) -> Mapping[str, Any]
     TorchX's nightly stores them as ``{"V1Pod": changes}``, and still accepts the changes themselves.
     """
     given = role.metadata.get("kubernetes")
-    found: Any = {} if given is None else given
+    overlay: Any = {} if given is None else given
     if isinstance(given, Mapping):
-        found = {key: value for key, value in given.items() if key != "__torchx_overlays__"}
-        found = found["V1Pod"] if [*found] == ["V1Pod"] else found
-    if not isinstance(found, Mapping) or not _POD.issuperset(_OPERATOR.sub(r"\1", str(key)) for key in found):
+        overlay = {key: value for key, value in given.items() if key != "__torchx_overlays__"}
+        overlay = overlay["V1Pod"] if [*overlay] == ["V1Pod"] else overlay
+    if not isinstance(overlay, Mapping) or not _POD.issuperset(_OPERATOR.sub(r"\1", str(key)) for key in overlay):
         raise AppDefError(
             f"metadata['kubernetes'] of role {role.name!r} is {given!r}. Give a dict that changes the pod, such as "
             "{'spec': {'tolerations': [...]}}."
         )
-    changes: Mapping[str, Any] = _with_macros(found, values)
+    changes: Mapping[str, Any] = _with_macros(overlay, values)
     try:
         text = json.dumps(changes, allow_nan=False)
     except (TypeError, ValueError) as error:

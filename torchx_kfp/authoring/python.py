@@ -143,9 +143,9 @@ def returned_results(function: Callable[..., Any]) -> dict[str, Any]:
 def _module_of(function: Any, name: str) -> str:
     """Return the name with which a stage imports the function's module."""
     module = getattr(function, "__module__", None)
-    found = sys.modules.get(module or "")
-    file = getattr(found, "__file__", None)
-    if getattr(found, name, None) is not function or (module == "__main__" and not file):
+    imported = sys.modules.get(module or "")
+    file = getattr(imported, "__file__", None)
+    if getattr(imported, name, None) is not function or (module == "__main__" and not file):
         named = name if name.isidentifier() else "fit"
         way = " If a decorator made it, use functools.wraps there." if f"<locals>.{named} " in repr(function) else ""
         raise AppDefError(
@@ -155,7 +155,7 @@ def _module_of(function: Any, name: str) -> str:
     if module != "__main__":
         return str(module)
     # With ``python -m``, the spec has the whole name; with ``python FILE``, there is only the file.
-    spec = getattr(found, "__spec__", None)
+    spec = getattr(imported, "__spec__", None)
     return Path(str(file)).stem if spec is None else str(spec.name)
 
 

@@ -257,8 +257,10 @@ class Stages(StageOptions):
             raise AppDefError(
                 f"component_from_function takes a function that returns an AppDef, but got {shown(fn)}: {error}."
             ) from None
-        own = {"name", TRACKER_BASE, *names}
-        known = [name for name in ("tracked", *(option.name for option in fields(StageOptions))) if name not in own]
+        reserved = {"name", TRACKER_BASE, *names}
+        known = [
+            name for name in ("tracked", *(option.name for option in fields(StageOptions))) if name not in reserved
+        ]
         options = {name: value for name, value in options_and_constants.items() if name in known}
         constants = {name: value for name, value in options_and_constants.items() if name not in known}
         app, parameters = call_function(fn, constants, known)

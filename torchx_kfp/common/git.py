@@ -64,22 +64,22 @@ def _changes(folder: str) -> list[tuple[str, str]] | None:
     listed, above = run_git(folder, "status", *options, "--", "."), _line(folder, "rev-parse", "--show-prefix") or ""
     if listed is None:
         return None
-    found = []
+    changes = []
     for entry in os.fsdecode(listed).split("\0"):
         kind, _, rest = entry.partition(" ")
         if kind in ("?", "!"):
-            found.append((kind, rest.removeprefix(above)))
+            changes.append((kind, rest.removeprefix(above)))
         elif kind in ("1", "u"):
             state, submodule, *_, path = rest.split(" ", 9 if kind == "u" else 7)
             path = path.removeprefix(above)
             if submodule[0] == "S":
                 inner = _changes(os.path.join(folder, path)) or ()
-                found += [(inner_state, f"{path}/{below}") for inner_state, below in inner]
+                changes += [(inner_state, f"{path}/{below}") for inner_state, below in inner]
             if submodule[:2] != "S.":  # a file, or another commit of a submodule
-                found.append((state, path if submodule[0] == "N" else f"{path}/"))
-    return found
+                changes.append((state, path if submodule[0] == "N" else f"{path}/"))
+    return changes
 
 
 def _line(folder: str, *words: str) -> str | None:
-    found = run_git(folder, *words)
-    return found.decode(errors="replace").strip() or None if found is not None else None
+    output = run_git(folder, *words)
+    return output.decode(errors="replace").strip() or None if output is not None else None

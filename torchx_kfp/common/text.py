@@ -53,9 +53,9 @@ def listed(names: Iterable[str], most: int = LISTED) -> str:
         names: the names; each is made ``printable``.
         most: the most names.
     """
-    found = [printable(name) for name in names]
-    more = f" and {len(found) - most:,} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+    printed = [printable(name) for name in names]
+    more = f" and {len(printed) - most:,} more" if len(printed) > most else ""
+    return ", ".join(printed[:most]) + more
 
 
 def joined(names: Iterable[str]) -> str:

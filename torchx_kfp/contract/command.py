@@ -284,8 +284,8 @@ def _application(words: Sequence[str], at: int) -> dict[str, Any]:
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:
     """Return the variables at the beginning of these words, which follow ``env``."""
-    found = itertools.takewhile(lambda parts: parts[1], (word.partition("=") for word in words))
-    return {name: value for name, _, value in found}
+    pairs = itertools.takewhile(lambda parts: parts[1], (word.partition("=") for word in words))
+    return {name: value for name, _, value in pairs}
 
 
 def _outputs(words: Sequence[str]) -> Outputs | None:

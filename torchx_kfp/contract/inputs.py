@@ -87,9 +87,9 @@ _KEPT_UNPRINTABLE = "\t\n\r"
 
 def find_rewritten(text: str) -> str | None:
     """Return the first text that an engine would change, or None."""
-    found = _REWRITTEN.search(text)
-    if found:
-        return found.group()
+    match = _REWRITTEN.search(text)
+    if match:
+        return match.group()
     if text.isprintable():
         return None
     return next((character for character in text if not _is_plain(character)), None)
@@ -115,8 +115,8 @@ def plain_json(value: object) -> str:
 
 def large_character(text: str) -> str:
     """Return the first character above U+FFFF for a message, or an empty text."""
-    found = _LARGE.search(text)
-    return f"{found.group()!r} (U+{ord(found.group()):X})" if found else ""
+    match = _LARGE.search(text)
+    return f"{match.group()!r} (U+{ord(match.group()):X})" if match else ""
 
 
 def _is_plain(character: str) -> bool:

@@ -273,8 +273,8 @@ def workspace_key(digest: str) -> str:
 
 def workspace_digest(url: str) -> str | None:
     """Return the digest in a workspace's URL; None for any other URL."""
-    found = re.search(rf"{_WORKSPACE.pattern}\Z", url)
-    return found[1] if found else None
+    match = re.search(rf"{_WORKSPACE.pattern}\Z", url)
+    return match[1] if match else None
 
 
 def named_workspaces(*texts: str) -> list[str]:

@@ -102,8 +102,8 @@ def script_words(parts: Collection[str], digest: str, needs_python: str = "") ->
 def find_script(words: Sequence[str]) -> tuple[str, int] | None:
     """Return the letters of a command's script, and the position of its first argument; None without a script."""
     at = words.index("-ec") + 3 if "-ec" in words else 0
-    found = _NAME.fullmatch(words[at - 1]) if 0 < at <= len(words) else None
-    return (found[1], at) if found else None
+    match = _NAME.fullmatch(words[at - 1]) if 0 < at <= len(words) else None
+    return (match[1], at) if match else None
 
 
 def parent_words(parents: Iterable[str]) -> list[str]:
@@ -177,8 +177,8 @@ def retry_words(retries: int, run_id_file: str | None) -> tuple[str, ...]:
 
 def retries_in(words: Sequence[str]) -> int:
     """Return the number of retries of a program at the beginning of these words; 0 without one."""
-    found = _ATTEMPTS.search(words[2]) if len(words) > 3 and words[2].startswith(_RETRIES_BEGIN) else None
-    return int(found[1]) - 1 if found else 0
+    match = _ATTEMPTS.search(words[2]) if len(words) > 3 and words[2].startswith(_RETRIES_BEGIN) else None
+    return int(match[1]) - 1 if match else 0
 
 
 #: The placeholder for a workspace's URL if the AppDef names folders of the author's machine: ``run`` and ``submit``

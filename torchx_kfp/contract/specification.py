@@ -35,8 +35,8 @@ class ReplicaCount(NamedTuple):
     @classmethod
     def parse(cls, line: str) -> ReplicaCount | None:
         """Return the numbers of replicas in a line of a distributed stage's output, if any."""
-        found = _COUNT.match(line)
-        return None if found is None else cls(int(found[1]), int(found[2]))
+        match = _COUNT.match(line)
+        return None if match is None else cls(int(match[1]), int(match[2]))
 
 
 @dataclass(frozen=True, kw_only=True)

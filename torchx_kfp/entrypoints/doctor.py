@@ -93,18 +93,18 @@ def check_up(flags: Mapping[str, Any]) -> Iterator[Finding]:
         try:
             if needed in without:
                 raise Skipped(f"It needs the {needed}: see above.")
-            level, found = "ok", check(look)
+            level, message = "ok", check(look)
         except Skipped as why:
-            level, found = "skipped", str(why)
+            level, message = "skipped", str(why)
         except Doubt as doubt:
-            level, found = "warning", str(doubt)
+            level, message = "warning", str(doubt)
         except Exception as error:  # also from libraries; other checks continue
             level = "missing"
-            found = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
+            message = str(error) if isinstance(error, TorchxKfpError) else f"{type(error).__name__}: {error}"
         if level in ("missing", "skipped"):
             without.add(subject)
-        found = shorten(printable(" ".join(without_passwords(found).split())), _LONGEST)
-        yield Finding(level, subject, found)
+        message = shorten(printable(" ".join(without_passwords(message).split())), _LONGEST)
+        yield Finding(level, subject, message)
 
 
 def _python(look: CheckUp) -> str:
@@ -139,11 +139,11 @@ def _container_engine(look: CheckUp) -> str:
 
 def _settings(look: CheckUp) -> str:
     look.settings = settings = read_settings(look.flags)
-    given = []
+    described = []
     for name, source in settings.sources.items():
         value = "(not shown)" if SETTINGS[name].secret else getattr(settings, name)
-        given.append(f"{name} {value} from {source}")
-    found = "; ".join(given) or f"None in flags, the environment, or {config_file()}"
+        described.append(f"{name} {value} from {source}")
+    found = "; ".join(described) or f"None in flags, the environment, or {config_file()}"
     if settings.warnings:
         raise Doubt(" ".join([f"{found}.", *settings.warnings]))
     return f"{found}."
@@ -249,9 +249,9 @@ def _storage_of_stages(look: CheckUp) -> str:
                 f"Stages on the host get {name}={value}, which is the pod itself on KFP, not this machine. Give the "
                 "server's address in the cluster, such as http://seaweedfs.kubeflow:9000"
             )
-    given = [f"{name}={value}" for name, value in storage.variables.items()]
-    given += [f"{name} (the key {key!r} of the secret {storage.secret!r})" for name, key in storage.keys.items()]
-    return f"Stages on the host get {', '.join(given)}. Only a pod can test that."
+    variables = [f"{name}={value}" for name, value in storage.variables.items()]
+    variables += [f"{name} (the key {key!r} of the secret {storage.secret!r})" for name, key in storage.keys.items()]
+    return f"Stages on the host get {', '.join(variables)}. Only a pod can test that."
 
 
 #: The checks by subject, each with the subject of the check that it needs.

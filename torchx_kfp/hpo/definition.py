@@ -106,11 +106,11 @@ def _check_parameters(parameters: Mapping[str, Space]) -> None:
 def _check_text(name: str, value: str) -> None:
     """Reject text that would not arrive unchanged. In a list that is known only at run time, it cannot be escaped."""
     check_word(value, f"The text of parameters[{name!r}]")
-    found = find_rewritten(value) or large_character(value)
-    if found:
+    rewritten = find_rewritten(value) or large_character(value)
+    if rewritten:
         raise AppDefError(
-            f"parameters[{name!r}] has {value!r}; KFP, Argo or the kubelet would change {found} in it. Choose between "
-            "names, and let the application look up what each stands for."
+            f"parameters[{name!r}] has {value!r}; KFP, Argo or the kubelet would change {rewritten} in it. Choose "
+            "between names, and let the application look up what each stands for."
         )
     size = len(value.encode())
     if size > MAX_STR_BYTES:

@@ -427,14 +427,14 @@ def _parse_list(content: bytes) -> tuple[_Digests, list[str]]:
         CorruptResultError: a name would lead out of the folder, or the list is malformed.
     """
     try:
-        found = json.loads(content)
-        files = {name: _Digest.parse(*file) for name, file in found["files"].items()}
-        for name in (*files, *(folder.removesuffix("/") for folder in found["folders"])):
+        content_list = json.loads(content)
+        files = {name: _Digest.parse(*file) for name, file in content_list["files"].items()}
+        for name in (*files, *(folder.removesuffix("/") for folder in content_list["folders"])):
             if b"\0" in name.encode() or not {"", ".", ".."}.isdisjoint(name.split("/")):
                 raise ValueError(name)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise CorruptResultError(f"A list of stored files is malformed: {error!r}. Another program wrote it.") from None
-    return files, found["folders"]
+    return files, content_list["folders"]
 
 
 def _list_local(top: str) -> dict[str, _State]:
@@ -444,7 +444,7 @@ def _list_local(top: str) -> dict[str, _State]:
         RefusedError: the folder contains something that cannot be stored.
         OSError: a file cannot be read, or a link is broken.
     """
-    found: dict[str, _State] = {}
+    states: dict[str, _State] = {}
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
     while waiting:
         name, above = waiting.pop()
@@ -453,14 +453,14 @@ def _list_local(top: str) -> dict[str, _State]:
         if kind := special_kind(state.st_mode):
             raise RefusedError(f"{shown(path)} cannot be stored: it is a {kind}. Store files and folders only.")
         if not stat.S_ISDIR(state.st_mode):
-            found[name] = state.st_size, state.st_mtime_ns, state.st_ino
+            states[name] = state.st_size, state.st_mtime_ns, state.st_ino
             continue
         own = state.st_dev, state.st_ino
         if own in above:
             raise RefusedError(f"{shown(path)} cannot be stored: it is a link to a folder that it is in.")
         inner = sorted(os.listdir(path))
         if name and not inner:
-            found[f"{name}/"] = 0, 0, 0
+            states[f"{name}/"] = 0, 0, 0
         for each in inner:
             try:
                 each.encode()
@@ -469,7 +469,7 @@ def _list_local(top: str) -> dict[str, _State]:
                     f"{os.fsencode(os.path.join(path, each))!r} cannot be stored: the name is not UTF-8. Rename it."
                 ) from None
             waiting.append((f"{name}/{each}" if name else each, (*above, own)))
-    return dict(sorted(found.items()))
+    return dict(sorted(states.items()))
 
 
 def _hash(path: str) -> _Digest:

@@ -70,7 +70,7 @@ def parameters_of(
         raise AppDefError(
             f"The annotations of {name}() cannot be evaluated: {error}. Name a type that the module has."
         ) from None
-    found = {}
+    kinds = {}
     for each, parameter in inspect.signature(function).parameters.items():
         if by_name and parameter.kind == parameter.POSITIONAL_ONLY:
             raise AppDefError(
@@ -79,8 +79,8 @@ def parameters_of(
             )
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             default = None if parameter.default is parameter.empty else parameter.default
-            found[each] = parameter, _kind(hints.get(each, type(default)))
-    return found
+            kinds[each] = parameter, _kind(hints.get(each, type(default)))
+    return kinds
 
 
 def check_returned(function: Callable[..., Any]) -> None:
@@ -348,7 +348,7 @@ def load(module: str, function: str) -> Callable[..., Any]:
         AppDefError: there is no such module or function.
     """
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # about another module, which it imports
@@ -356,9 +356,9 @@ def load(module: str, function: str) -> Callable[..., Any]:
             f"There is no module {error.name!r}. It must be in the image or in the workspace (--workspace DIR); in a "
             "local run, it may also be in the folder of the pipeline's file or the current folder."
         ) from None
-    value = getattr(found, function, None)
+    value = getattr(imported, function, None)
     if not callable(value):
-        functions = [name for name, each in vars(found).items() if inspect.isfunction(each)]
+        functions = [name for name, each in vars(imported).items() if inspect.isfunction(each)]
         raise AppDefError(describe_unknown(f"The module {module!r}", "function", function, functions))
     if not hasattr(value, "__name__"):
         raise AppDefError(

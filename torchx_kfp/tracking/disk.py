@@ -173,14 +173,14 @@ class DiskStore(Store):
             key = waiting.pop()
             try:
                 with os.scandir(self._path(key)) as entries:
-                    found = list(entries)
+                    children = list(entries)
             except FileNotFoundError:
                 continue
             except NotADirectoryError:
                 if not key:
                     raise
                 continue
-            for entry in found:
+            for entry in children:
                 try:
                     name, state = os.fsencode(entry.name).decode(), entry.stat(follow_symlinks=False)
                 except (FileNotFoundError, UnicodeDecodeError):  # removed in the meantime, or not a key

@@ -78,9 +78,9 @@ def list_entries(store: Store, run_ids: Iterable[str] | None = None) -> list[str
         groups.setdefault(pipeline_run(run_id), []).append(key_text(run_id))
     prefixes = [RUNS]
     if run_ids is not None and len(groups) <= _FEW_RUNS:
-        prefixes = [f"{RUNS}/{found[0] if len(found) == 1 else run}" for run, found in groups.items()]
-    found = store.each(store.list_files, prefixes)
-    return [file.key for files in found for file in files if is_key(run_id_of(file.key))]  # others may write here
+        prefixes = [f"{RUNS}/{group[0] if len(group) == 1 else run}" for run, group in groups.items()]
+    listings = store.each(store.list_files, prefixes)
+    return [file.key for files in listings for file in files if is_key(run_id_of(file.key))]  # others may write here
 
 
 def run_id_of(key: str) -> str:

@@ -180,17 +180,17 @@ class FsspecStore(Store):
         given = {"path": where, "prefix": name} if prefix and self._objects else {"path": path}
         try:
             self._fs.invalidate_cache()  # other processes write, too
-            found = self._fs.find(**given, detail=True)
+            listing = self._fs.find(**given, detail=True)
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
                 raise self.problem("list", "", error) from error
-            found = {}
+            listing = {}
         except Exception as error:  # as above
             raise self.problem("list", "", error) from error
         files = [
             File(name[len(self._root) + 1 :], int(entry["size"] or 0), _modified(entry))
             # adlfs returns a list for the path of an object.
-            for name, entry in (found.items() if isinstance(found, dict) else ())
+            for name, entry in (listing.items() if isinstance(listing, dict) else ())
             if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
         ]
         return sorted(

@@ -152,10 +152,10 @@ def scalar(value: object) -> Result | None:
     if not callable(item) or isinstance(value, type):
         return None
     try:
-        found = item()
+        scalar_value = item()
     except Exception:  # an array of several items, or an unrelated method
         return None
-    return found if isinstance(found, (int, float, str)) else None
+    return scalar_value if isinstance(scalar_value, (int, float, str)) else None
 
 
 def _utf8(name: str, text: str) -> bytes:

@@ -107,8 +107,8 @@ class Search:
 
     def best_in(self, objective: str) -> Trial | None:
         """Return the first trial with the best value of one objective."""
-        found = [trial for trial in self.trials if trial.value_of(objective) is not None]
-        return min(found, key=lambda trial: self.sign_of(objective) * trial.results[objective], default=None)
+        finite = [trial for trial in self.trials if trial.value_of(objective) is not None]
+        return min(finite, key=lambda trial: self.sign_of(objective) * trial.results[objective], default=None)
 
     def best(self) -> Trial | None:
         """Return the best complete trial. The first objective decides; ties are decided by the next one."""

@@ -50,8 +50,8 @@ def check_step(
     Raises:
         RefusedError: the step is not an int, or a metric has no name or is not a number.
     """
-    found = step if isinstance(step, int) else scalar(step)
-    if isinstance(found, bool) or not isinstance(found, int) or found.bit_length() > _STEP_BITS:
+    number = step if isinstance(step, int) else scalar(step)
+    if isinstance(number, bool) or not isinstance(number, int) or number.bit_length() > _STEP_BITS:
         raise RefusedError(
             f"A step is an int, such as the number of a batch or an epoch. Got {type(step).__name__}: {shown(step)}. "
             "Give it first: run.log(step, loss=0.3)."
@@ -64,10 +64,10 @@ def check_step(
             checked[name] = float(value)
         except OverflowError:
             raise RefusedError(
-                f"The metric {shown(name)} at the step {found} of the execution {run_id!r} is {shown(value)}. "
+                f"The metric {shown(name)} at the step {number} of the execution {run_id!r} is {shown(value)}. "
                 "Metrics are numbers that a float can have; put(...) and add_metadata(...) take text."
             ) from None
-    return found, checked
+    return number, checked
 
 
 #: Copies new points elsewhere.

@@ -145,8 +145,8 @@ def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str
         ArgumentError: a folder cannot travel; the message says why.
     """
     base = [store.folder] if isinstance(store, DiskStore) else []
-    found = {folder: list_workspace(folder, [*base, *without]) for folder in folders}
-    entries = _merged(found, folders)
+    files = {folder: list_workspace(folder, [*base, *without]) for folder in folders}
+    entries = _merged(files, folders)
     total, what = sum(entry.size for entry in entries), ", ".join(map(shown, folders))
     if not entries:
         raise ArgumentError(f"The workspace {what} has no files, or {IGNORE_FILE} or git ignores them all.")
@@ -159,8 +159,8 @@ def pack_folders(store: Store, folders: Mapping[str, str], without: Iterable[str
         )
     archive = pack_workspace(entries)
     first = next(iter(folders))
-    git = read_git_state(first, {entry.name for entry in found[first]})
-    lacks = {name: lacking for folder in folders for name, lacking in _left_out(folder, found[folder])}
+    git = read_git_state(first, {entry.name for entry in files[first]})
+    lacks = {name: lacking for folder in folders for name, lacking in _left_out(folder, files[folder])}
     return PackedWorkspace(store, hashlib.sha256(archive).hexdigest(), archive, entries, git, lacks)
 
 
@@ -354,14 +354,14 @@ def _of_git(root: str, stays: Callable[[str], bool], folder: str = "") -> list[s
     listed = run_git(os.path.join(root, folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed is None:
         return None
-    found: list[str] = []
+    names: list[str] = []
     for name in {f"{folder}{os.fsdecode(name)}" for name in listed.split(b"\0") if name}:
         path = os.path.join(root, name)
         if os.path.isdir(path) and not os.path.islink(path):  # a submodule
-            found += _of_git(root, stays, f"{name.rstrip('/')}/") or ()
+            names += _of_git(root, stays, f"{name.rstrip('/')}/") or ()
         elif os.path.lexists(path) and not stays(os.path.dirname(name)):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _walk(root: str, stays: Callable[[str], bool], ignored: Callable[[str], bool], folder: str = "") -> Iterator[str]:

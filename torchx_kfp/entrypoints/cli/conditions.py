@@ -39,13 +39,13 @@ def parse_comparison(text: str) -> Comparison:
     Raises:
         UsageError: the text is not a comparison, or orders something other than a number.
     """
-    found = _COMPARISON.fullmatch(text.strip()) if len(text) <= _LONGEST else None
-    if not found:
+    match = _COMPARISON.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if not match:
         raise click.UsageError(
             f"--where {text!r} is not NAME OPERATOR VALUE, such as 'loss < 0.1' or 'note == \"two words\"'. The "
             f"operators are {' '.join(_OPERATORS)}; several --where must all hold. For anything else, use --json."
         )
-    name, sign, value = found.groups()
+    name, sign, value = match.groups()
     value = value[1:-1] if value[0] in "\"'" else value
     if sign not in _EQUALITY and _number(value) is None:
         raise click.UsageError(

@@ -117,14 +117,14 @@ class Lookup:
             TrackerBaseError: the tracker base is a path in pods, or only named by the run.
             HostError: the host does not answer.
         """
-        found: list[RunRecords] = []
+        located: list[RunRecords] = []
         for word in words:
             is_local = is_run(Path(self.output_dir, word.partition("/")[0]))
             if self.base is None or is_local or names_host(self.flags):
-                found.append(self.recorded(*self.find_part(word, reads="execution ids")))
+                located.append(self.recorded(*self.find_part(word, reads="execution ids")))
             else:
-                found.append(RunRecords(open_record_tracker(self.base), word))
-        return found
+                located.append(RunRecords(open_record_tracker(self.base), word))
+        return located
 
     def _latest(self, host_run_options: dict[str, Any]) -> RunReader | HostRun | None:
         """Return the newest run, local or remote; None unless both may have runs."""

@@ -126,16 +126,16 @@ def load_target(target: Target, *, tracked: bool = False, has_workspace: bool = 
     word = target.word
     may_be_component = _is_component(word) or Path(_split(word)[0]).suffix == _PYTHON
     findings: list[Finding] = []
-    found: Any = _find(word, findings) if may_be_component or not target.arguments else None
-    if is_torchx_component(found):
-        found = _component_pipeline(found, target, tracked=tracked, has_workspace=has_workspace)
+    function: Any = _find(word, findings) if may_be_component or not target.arguments else None
+    if is_torchx_component(function):
+        function = _component_pipeline(function, target, tracked=tracked, has_workspace=has_workspace)
     elif target.arguments:
         raise click.UsageError(
             f"Got unexpected extra {'arguments' if len(target.arguments) > 1 else 'argument'} "
             f"({' '.join(target.arguments)}). For arguments of the pipeline: -p NAME=VALUE. To run a program, make it "
             "an AppDef in a pipeline."
         )
-    return LoadedTarget(load_pipeline(found), findings)
+    return LoadedTarget(load_pipeline(function), findings)
 
 
 def _find(word: str, findings: list[Finding]) -> Any:

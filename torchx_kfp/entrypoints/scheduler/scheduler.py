@@ -89,8 +89,8 @@ class KfpScheduler(WorkspaceMixin[None], Scheduler[Any]):  # type: ignore[misc] 
                 _logger.warning("%s", warning)
             # The dry run asks the host for nothing, not even its version.
             pipeline, version = request.prepared.pipeline, version_of(connection)
-            found = check_submission(pipeline, request.prepared.values, connection.settings, version=version)
-            refuse_submission(pipeline, found)
+            findings = check_submission(pipeline, request.prepared.values, connection.settings, version=version)
+            refuse_submission(pipeline, findings)
             run = start_run(
                 Host(connection), request.prepared, request.options.submission, say=_logger.info, warn=_logger.warning
             )

@@ -54,11 +54,11 @@ def read_json(text: str | bytes) -> Any:
         ValueError: it is not JSON, is nested too deeply, or has numbers that JSON lacks or that are too large.
     """
     try:
-        found = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
+        content = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
     except RecursionError:
         raise ValueError("nested too deep") from None
-    verify_depth(found)
-    return found
+    verify_depth(content)
+    return content
 
 
 def refuse_run_id(found: object, request: str, wanted: str = "") -> None:
@@ -166,10 +166,10 @@ class Answer:
             return ""
         if self.status != 403 or not isinstance(status, Mapping) or status.get("code") != _PERMISSION_DENIED:
             return ""
-        found = _LACKING.search(str(status.get("message"))[:_MOST_OF_MESSAGE])
-        if found is None:
+        match = _LACKING.search(str(status.get("message"))[:_MOST_OF_MESSAGE])
+        if match is None:
             return self.message
-        user, namespace, verb, resource = (shorten(printable(part), _LONGEST) for part in found.groups())
+        user, namespace, verb, resource = (shorten(printable(part), _LONGEST) for part in match.groups())
         return f"the user {user!r} may not {verb} {resource} in the namespace {namespace!r}"
 
     @property
@@ -193,8 +193,8 @@ class Answer:
         for layer in _LAYERS:
             whole = whole.replace(layer, "")
         # The details have the reason, or only the name of the status.
-        found = next((text for text in inner if text in whole), whole)
-        return shorten(printable(found).strip().rstrip("."), _LONGEST)
+        reason = next((text for text in inner if text in whole), whole)
+        return shorten(printable(reason).strip().rstrip("."), _LONGEST)
 
 
 def error_of(answer: Answer, settings: Settings) -> HostError:
@@ -242,11 +242,13 @@ def error_of(answer: Answer, settings: Settings) -> HostError:
 
 def _about_credentials(settings: Settings) -> str:
     """Return messages about the credentials that were sent, and how to change them."""
-    given = [name for name, setting in SETTINGS.items() if setting.kind == "credential" and getattr(settings, name)]
+    credentials = [
+        name for name, setting in SETTINGS.items() if setting.kind == "credential" and getattr(settings, name)
+    ]
     where = f"in the namespace {settings.namespace!r}" if settings.namespace else "here"
     lack = f"They may have expired, or lack the permission to do this {where}."
-    if given:
-        sent = f"The request was sent with {joined(settings.source(name) for name in given)}. {lack}"
+    if credentials:
+        sent = f"The request was sent with {joined(settings.source(name) for name in credentials)}. {lack}"
     elif settings.host:
         sent = "The request was sent without credentials."
     else:

@@ -280,8 +280,8 @@ class Connection:
         return HostUnreachableError(f"{text}{why}. Check the host, its port, and your network or kubectl port-forward.")
 
     def _about_tls(self, text: str) -> str:
-        found = _TLS_REASON.search(text)
-        why = found[1] if found else shorten(printable(text), 200)
+        match = _TLS_REASON.search(text)
+        why = match[1] if match else shorten(printable(text), 200)
         if "WRONG_VERSION_NUMBER" in text or "record layer" in text.lower():
             return f"the host does not use TLS at this port ({why}). Use http:// in its URL, not https://."
         given = self.settings.ssl_ca_cert

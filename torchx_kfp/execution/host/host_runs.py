@@ -236,11 +236,11 @@ class Host:
                 place = f"{self.connection.name}{self.in_namespace()}"
                 raise UnknownRunError(f"There is no run on {place} that is not archived.")
             return newest.run_id
-        found = [run for run in self._looked_up(of_name(wanted)) if run.name == wanted]
+        matches = [run for run in self._looked_up(of_name(wanted)) if run.name == wanted]
         begin = wanted.lower()
-        if not found and _BEGINNING.fullmatch(begin):
-            found = [run for run in self._looked_up(in_id(begin)) if run.run_id.startswith(begin)]
-        if not found:
+        if not matches and _BEGINNING.fullmatch(begin):
+            matches = [run for run in self._looked_up(in_id(begin)) if run.run_id.startswith(begin)]
+        if not matches:
             recent = list(self.list(ANY_RUN, limit=_PAGE))
             names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
             newest_runs = listed(_described(run) for run in recent)
@@ -249,13 +249,13 @@ class Host:
                 f"{_TOO_SHORT if _SHORT.fullmatch(begin) else did_you_mean(wanted, names)} "
                 + (f"Its runs, newest first: {newest_runs}." if recent else "It has no runs at all.")
             )
-        if len(found) > 1:
+        if len(matches) > 1:
             raise UnknownRunError(
-                f"{name!r} matches {len(found):,} runs on {self.connection.name}: "
-                f"{listed(_described(run) for run in found)}. Give the beginning of an id; the "
-                f"newest is {found[0].run_id}."
+                f"{name!r} matches {len(matches):,} runs on {self.connection.name}: "
+                f"{listed(_described(run) for run in matches)}. Give the beginning of an id; the "
+                f"newest is {matches[0].run_id}."
             )
-        return found[0].run_id
+        return matches[0].run_id
 
     def _verify_is_of_host(self, url: str, run_id: str) -> None:
         """Raise UnknownRunError if the URL of a run's page belongs to another host."""
@@ -278,8 +278,8 @@ class Host:
             HostError: the host does not answer.
         """
         # For the host, canceled runs have failed.
-        found = self._runs(where.query(time.time()), limit)
-        return itertools.islice((run for run in found if not where.states or run.state in where.states), limit)
+        runs = self._runs(where.query(time.time()), limit)
+        return itertools.islice((run for run in runs if not where.states or run.state in where.states), limit)
 
     def _objects(
         self, path: str, key: str, query: str = "", *, limit: int | None = None
@@ -301,16 +301,16 @@ class Host:
             asked = {"page_token": token} if token else first
             page = self.connection.get(path, page_size=size, namespace=self.connection.namespace, **asked)
             content = page.get(key)
-            found = [each for each in (content if isinstance(content, list) else ()) if isinstance(each, Mapping)]
-            yield from found
+            objects = [each for each in (content if isinstance(content, list) else ()) if isinstance(each, Mapping)]
+            yield from objects
             token, before = str(page.get("next_page_token") or ""), token
-            if token in ("", before) or not found:
+            if token in ("", before) or not objects:
                 return
             size = _PAGE
 
     def _runs(self, query: str, limit: int | None = None) -> Iterator[RunSummary]:
-        found = self._objects(_RUNS, "runs", query, limit=limit)
-        return (self._summary(run) for run in found if run.get("run_id"))
+        objects = self._objects(_RUNS, "runs", query, limit=limit)
+        return (self._summary(run) for run in objects if run.get("run_id"))
 
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
         run_id = str(run["run_id"])
@@ -345,8 +345,10 @@ class Host:
             raise
 
     def _find_experiment(self, name: str) -> str:
-        found = self._objects(_EXPERIMENTS, "experiments", of_name(name))
-        return next((as_text(each.get("experiment_id")) for each in found if each.get("display_name") == name), "")
+        experiments = self._objects(_EXPERIMENTS, "experiments", of_name(name))
+        return next(
+            (as_text(each.get("experiment_id")) for each in experiments if each.get("display_name") == name), ""
+        )
 
     def in_namespace(self) -> str:
         namespace = self.connection.namespace

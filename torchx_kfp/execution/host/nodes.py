@@ -81,8 +81,8 @@ class Node:
 
     def decision(self, name: str) -> str:
         """Return an output of a driver, or "" if it is missing."""
-        found = self.outputs.get("parameters")
-        given = map(as_object, found) if isinstance(found, list) else ()
+        parameters = self.outputs.get("parameters")
+        given = map(as_object, parameters) if isinstance(parameters, list) else ()
         return next((as_text(each.get("value")) for each in given if each.get("name") == name), "")
 
 
@@ -209,7 +209,7 @@ class PodSpec:
         try:
             container = json.loads(patch)["containers"][0]
             words = [*container["command"], *(container.get("args") or ())]
-            given = json.loads(words[words.index(_INPUT) + 1])
+            executor_input = json.loads(words[words.index(_INPUT) + 1])
             own = words[words.index(_COMMAND) + 1 :]
             "".join(own).encode()
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -218,9 +218,9 @@ class PodSpec:
             ) from None
         image = as_text(container.get("image"))
         # Container engines would take such an image for an option.
-        if not isinstance(given, dict) or not own or image.startswith("-") or not image.isprintable():
+        if not isinstance(executor_input, dict) or not own or image.startswith("-") or not image.isprintable():
             raise ValueError("the driver's pod-spec-patch has an unknown form")
-        return cls(image, tuple(own), given)
+        return cls(image, tuple(own), executor_input)
 
     def component(self, component: Component) -> Component:
         """Return the component of the stage's task, with this image and command."""

@@ -105,12 +105,12 @@ def group_outcome(ends: list[TaskOutcome], failed: list[str], time: float) -> Ta
 
 def exit_of(node: Node, *, is_driver: bool = False, is_import: bool = False) -> tuple[int | None, str]:
     """Return the exit code of a failed pod, if known, and the reason for the failure."""
-    found = _EXIT.fullmatch(node.message)
-    code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
+    match = _EXIT.fullmatch(node.message)
+    code = node.exit_code if node.exit_code is not None else int(match["code"]) if match else None
     if not code:
         return None, f"failed: {node.message}" if node.message else "failed"
     of = [_OF_LAUNCHER] if (code in _LAUNCHER_CODES and not is_driver) or is_import else []
-    what = [found["what"]] if found and found["what"] not in ("", "Error") else []
+    what = [match["what"]] if match and match["what"] not in ("", "Error") else []
     notes = f" ({', '.join(of + what)})" if of or what else ""
     return code, f"{describe_exit(code)}{notes}"
 

@@ -51,19 +51,19 @@ def cached_execution_ids(
     reads = _Reads(places, ends)
     known = {name: end.execution_id for name, end in ends.items() if end.execution_id and name in reads.tracked}
     wanted = {name for name, end in ends.items() if end.state is State.CACHED and name in reads.tracked} - known.keys()
-    found: dict[str, str] = {}
+    execution_ids: dict[str, str] = {}
 
     def take(names: Sequence[str], value: object) -> None:
         run_ids = value if isinstance(value, list) else [value]
         for name, run_id in zip(names, run_ids, strict=True) if len(names) == len(run_ids) else ():
             if name in wanted and str(run_id).split("/")[1:-1] == [reads.tracked[name].decoded.stage]:
-                found[name] = str(run_id)
+                execution_ids[name] = str(run_id)
 
     for stage, inputs in given.items():
         for names, value in reads.of_inputs(stage, inputs):
             take(names, value)
-    wanted -= found.keys()
-    known |= found
+    wanted -= execution_ids.keys()
+    known |= execution_ids
     asked = {name for name in given if name in known}
     while wanted:
         new = {name: reads.of(name) for name in known.keys() - asked}
@@ -76,11 +76,11 @@ def cached_execution_ids(
         for reader, parents in new.items():
             for alias, names in parents.items():
                 take(names, [*recorded.get(known[reader], {}).get(alias, ())])
-        if not found.keys() & wanted:
+        if not execution_ids.keys() & wanted:
             break
-        wanted -= found.keys()
-        known |= found
-    return found
+        wanted -= execution_ids.keys()
+        known |= execution_ids
+    return execution_ids
 
 
 class _Reads:
@@ -168,17 +168,17 @@ def find_execution_ids(
     """
     names = list(names)
     everything = (*names, *(each for name in names for each in earlier.get(name, ())))
-    found: dict[str, tuple[tuple[float, int], str]] = {name: ((0.0, 0), name) for name in everything}
-    for run in dict.fromkeys(name.partition("/")[0] for name in found):
+    latest: dict[str, tuple[tuple[float, int], str]] = {name: ((0.0, 0), name) for name in everything}
+    for run in dict.fromkeys(name.partition("/")[0] for name in latest):
         for run_id, modified in tracker.written(run).items():
             stage, _, execution = run_id.rpartition("/")
             parsed = PodAttempt.parse(execution)
-            if (name := f"{stage}/{parsed.pod}") in found:
-                found[name] = max(found[name], ((modified, parsed.attempt), run_id))
-    run_ids = {name: run_id for name, (_, run_id) in found.items()}
+            if (name := f"{stage}/{parsed.pod}") in latest:
+                latest[name] = max(latest[name], ((modified, parsed.attempt), run_id))
+    run_ids = {name: run_id for name, (_, run_id) in latest.items()}
 
     def counts(name: str) -> str:
-        recorded = (each for each in (name, *reversed(earlier.get(name, ()))) if found[each][0] > (0.0, 0))
+        recorded = (each for each in (name, *reversed(earlier.get(name, ()))) if latest[each][0] > (0.0, 0))
         return run_ids[next(recorded, name)]
 
     return {name: counts(name) for name in names}

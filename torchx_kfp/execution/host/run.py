@@ -226,10 +226,10 @@ class HostRun(ReadableRun):
                     stage = end.execution_id.rpartition("/")[0]
                     pods = (started.pod_name for started in self._started.get(end.name, ()))
                     earlier[end.execution_id] = [f"{stage}/{pod}" for pod in pods if pod != end.pod_name]
-        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        results: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for base, run_ids in by_base.items():
-            found |= self._results.read(base, run_ids, earlier)
-        return found
+            results |= self._results.read(base, run_ids, earlier)
+        return results
 
     def terminate(self) -> None:
         """Request the termination of the run, which takes a moment.
@@ -398,13 +398,13 @@ class HostRun(ReadableRun):
             )
             for name, run_id in run_ids.items()
         }
-        found = self._results_of(completed.values())
+        results = self._results_of(completed.values())
         ended = {event.result.name: at for at, event in enumerate(self._events) if isinstance(event, StageFinished)}
         reported = len(self._last.events) if self._last is not None else 0
         again: list[Event] = []
         for name, result in completed.items():
-            if result.execution_id in found:
-                result = dataclasses.replace(result, results=found[result.execution_id][1])
+            if result.execution_id in results:
+                result = dataclasses.replace(result, results=results[result.execution_id][1])
             at = ended[name]
             event = StageFinished(result, self._events[at].time, again=at < reported)
             self._run.on_event(event)
@@ -419,9 +419,10 @@ class HostRun(ReadableRun):
     def _completed(self, events: list[Event], patches: Mapping[str, str]) -> list[Event]:
         """Return the events with log files, results, artifacts, and reasons of failures."""
         events = [self._with_log(event) if isinstance(event, StageStarted) else event for event in events]
-        found = self._results_of(event.result for event in events if isinstance(event, StageFinished))
+        results = self._results_of(event.result for event in events if isinstance(event, StageFinished))
         return [
-            self._with_results(event, found, patches) if isinstance(event, StageFinished) else event for event in events
+            self._with_results(event, results, patches) if isinstance(event, StageFinished) else event
+            for event in events
         ]
 
     def _with_log(self, event: StageStarted) -> StageStarted:

@@ -218,7 +218,7 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     if unknown := sorted(set(flags) - set(SETTINGS)):
         raise HostSettingsError(f"There is no setting {unknown[0]!r}.{did_you_mean(unknown[0], SETTINGS)}")
     warnings: list[str] = []
-    found: dict[str, tuple[str | bool, str]] = {}
+    settings: dict[str, tuple[str | bool, str]] = {}
     file = config_file(environ)
     in_file = _file(file, is_needed=bool(environ.get(CONFIG)))
     places = {
@@ -239,25 +239,25 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     for place, texts in places.items():
         folder = file.parent if place == str(file) else Path()
         given = {name: (_value(name, text, source, folder), source) for name, (text, source) in texts.items()}
-        ours, theirs = (next((name for name in _HOSTS if name in each), "") for each in (found, given))
-        if ours and theirs and (ours, found[ours][0]) != (theirs, given[theirs][0]):
+        ours, theirs = (next((name for name in _HOSTS if name in each), "") for each in (settings, given))
+        if ours and theirs and (ours, settings[ours][0]) != (theirs, given[theirs][0]):
             if given.keys() - {*_HOSTS}:
                 warnings.append(
                     f"The settings of {place} are for {printable(str(given[theirs][0]))}, so they are not used for "
-                    f"{printable(str(found[ours][0]))}."
+                    f"{printable(str(settings[ours][0]))}."
                 )
         else:
-            known = {*found, *(_TOKENS if _TOKENS & found.keys() else ())}
-            found |= {name: it for name, it in given.items() if name not in known}
+            known = {*settings, *(_TOKENS if _TOKENS & settings.keys() else ())}
+            settings |= {name: it for name, it in given.items() if name not in known}
     if secrets := [name for name in in_file if SETTINGS[name].secret]:
         warnings += _readable_by_others(file, joined(secrets))
-    if "token_file" in found:
-        warnings += _readable_by_others(Path(str(found["token_file"][0])), "a token")
-    if "proxy" not in found and "host" in found and (proxy := _proxy_to(str(found["host"][0]), environ)):
-        found["proxy"] = proxy
+    if "token_file" in settings:
+        warnings += _readable_by_others(Path(str(settings["token_file"][0])), "a token")
+    if "proxy" not in settings and "host" in settings and (proxy := _proxy_to(str(settings["host"][0]), environ)):
+        settings["proxy"] = proxy
     # The values have the types of the fields, by which they were read.
-    values: dict[str, Any] = {name: value for name, (value, _) in found.items()}
-    sources = {name: source for name, (_, source) in found.items()}
+    values: dict[str, Any] = {name: value for name, (value, _) in settings.items()}
+    sources = {name: source for name, (_, source) in settings.items()}
     again = functools.partial(read_settings, flags, environ)
     return Settings(**values, sources=sources, warnings=tuple(warnings), _again=again)
 

@@ -78,10 +78,10 @@ def submit(
     host = _host(host)
     given = {} if arguments is None else arguments
     prepared = prepare(load_pipeline(pipeline), given, workspace=workspace, fresh=fresh)
-    found = check_submission(
+    findings = check_submission(
         prepared.pipeline, prepared.values, host.connection.settings, version=version_of(host.connection)
     )
-    refuse_submission(prepared.pipeline, found)
+    refuse_submission(prepared.pipeline, findings)
     return start_run(host, prepared, submission, warn=_warn)
 
 
@@ -204,17 +204,17 @@ def check_submission(
         arguments: the values of all its parameters.
     """
     storage = storage_of(settings)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     with pipeline_errors(f"The pipeline {pipeline.name!r}"):
-        found += checks.of_run(pipeline, arguments, version)
+        findings += checks.of_run(pipeline, arguments, version)
         for base, stages in known_bases(known_stages(pipeline, arguments)).items():
             said = f"has the tracker base {shown(base)}, "
             for stage in stages:
-                found += [
+                findings += [
                     Finding(kind, f"task {stage.path!r}", f"{said}{text}")
                     for kind, text in _of_base(base, stage, environ, storage, address_of_store(version))
                 ]
-    return merge(found)
+    return merge(findings)
 
 
 def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:

@@ -60,9 +60,9 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
         ValueError: the text is not a path.
     """
     path = Path(path)
-    found = path.stat()
+    status = path.stat()
     if not path.is_dir():
-        return str(path), found.st_size, found.st_mtime_ns
+        return str(path), status.st_size, status.st_mtime_ns
     digest, count = hashlib.sha256(), 0
     for place, folders, names in os.walk(path):
         folders.sort()
@@ -182,8 +182,8 @@ class Cache:
             event = events.decode_event(entry["stage"])
             if not isinstance(event, StageFinished) or entry["files"] != _stamps(stamp[0] for stamp in entry["files"]):
                 return None
-            found = dataclasses.replace(event.result, cached_from=str(entry["run_id"]))
-            return found if found.cached_from != self._run_id and self._has_records(found) else None
+            result = dataclasses.replace(event.result, cached_from=str(entry["run_id"]))
+            return result if result.cached_from != self._run_id and self._has_records(result) else None
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
 

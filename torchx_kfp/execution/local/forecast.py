@@ -147,10 +147,10 @@ class _Forecaster:
 
     def _look_up(self, run: TaskRun, cache: Cache) -> None:
         key = cache.key(plan_attempt(run, self._context, self._context.pod_names.make(run.name, 1)), run, self._context)
-        found = cache.get(key) if key is not None else None
-        if found is not None:
-            run.state, run.outputs = State.CACHED, {**found.outputs, **found.artifacts}
-            self.found.append(StageForecast(run.name, f"cached (from {found.cached_from})"))
+        cached = cache.get(key) if key is not None else None
+        if cached is not None:
+            run.state, run.outputs = State.CACHED, {**cached.outputs, **cached.artifacts}
+            self.found.append(StageForecast(run.name, f"cached (from {cached.cached_from})"))
             return
         last = cache.last(run.name)
         if key is None:

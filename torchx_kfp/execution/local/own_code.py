@@ -190,7 +190,7 @@ class LocalCode:
 
     def _list(self, folder: str) -> dict[str, CodeFile]:
         """Return the files of a folder by name, including those of linked folders elsewhere."""
-        found: dict[str, CodeFile] = {}
+        files: dict[str, CodeFile] = {}
         pending = [("", folder)] if _is_source(folder) else []
         seen = set()
         while pending:
@@ -205,13 +205,13 @@ class LocalCode:
                 if is_elsewhere and os.path.isdir(to) and to not in seen:
                     pending.append((f"{name}/", to))
                 elif is_elsewhere and os.path.isfile(to):
-                    found[name] = CodeFile(name, to, fingerprint(to))
+                    files[name] = CodeFile(name, to, fingerprint(to))
                 elif os.path.isfile(to):  # it may be ignored
-                    found[name] = CodeFile(name, entry.path, f"{fingerprint(to)} {entry.target}", entry.target or "")
+                    files[name] = CodeFile(name, entry.path, f"{fingerprint(to)} {entry.target}", entry.target or "")
                 else:
                     told = f"{entry.size} {entry.modified} {entry.executable:d} {entry.target or ''}"
-                    found[name] = CodeFile(name, entry.path, told, entry.target or "")
-        return found
+                    files[name] = CodeFile(name, entry.path, told, entry.target or "")
+        return files
 
     def _is_written(self, path: str) -> bool:
         return path in self.written and self.written[path] == fingerprint(path)
@@ -250,16 +250,16 @@ def _programs_of(plan: AttemptPlan) -> tuple[DecodedCommand, Sequence[Sequence[s
     assert container is not None
     values = PlaceholderValues(parameters=parameters_of(plan.inputs), unset=plan.placeholders.unset)
     # Paths of outputs differ in each run, and are not code.
-    found = decode_command([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, values)])
-    programs, texts = programs_of(found, [*plan.variables.items(), *found.variables.items()])
+    command = decode_command([_PLACEHOLDER.sub("", word) for word in resolve_command(container.words, values)])
+    programs, texts = programs_of(command, [*plan.variables.items(), *command.variables.items()])
     if plan.python is None:
-        return found, programs, texts
-    return found, [], [*texts, plan.python.source, *map(to_text, parameters_of(plan.inputs).values())]
+        return command, programs, texts
+    return command, [], [*texts, plan.python.source, *map(to_text, parameters_of(plan.inputs).values())]
 
 
 def _shell_words(words: Iterable[str], variables: Mapping[str, str]) -> list[str]:
     """Return the words, with shell programs split into words and variables filled in."""
-    found: list[str] = []
+    folders: list[str] = []
     for word in words:
         split = [word]
         if len(word) < 4096:
@@ -267,8 +267,8 @@ def _shell_words(words: Iterable[str], variables: Mapping[str, str]) -> list[str
                 lexer = shlex.shlex(word, posix=True, punctuation_chars=True)
                 lexer.whitespace_split = True
                 split = [*lexer]
-        found += split
-    return [os.path.expanduser(string.Template(word).safe_substitute(variables)) for word in found]
+        folders += split
+    return [os.path.expanduser(string.Template(word).safe_substitute(variables)) for word in folders]
 
 
 def _reached(text: str, folder: str) -> tuple[set[str], set[str]]:
@@ -331,8 +331,8 @@ def _is_code(path: str) -> bool:
 def fingerprint(path: str) -> str:
     """Return a file's size and modification time, which change with its content; empty if it is missing."""
     with contextlib.suppress(OSError):
-        found = os.stat(path)
-        return f"{found.st_size} {found.st_mtime_ns}"
+        status = os.stat(path)
+        return f"{status.st_size} {status.st_mtime_ns}"
     return ""
 
 

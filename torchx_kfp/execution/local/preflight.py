@@ -53,11 +53,11 @@ def check_pipeline(
         version: the version of KFP.
     """
     with pipeline_errors(f"The pipeline {pipeline.name!r}"):
-        found = list(backend.of_run(pipeline, arguments, version))
+        findings = list(backend.of_run(pipeline, arguments, version))
         for scoped in walk_tasks(pipeline):
             problems = _task_problems(scoped, in_containers)
-            found += [Finding(Kind.NOT_LOCAL, f"task {scoped.path!r}", text) for text in problems]
-    return merge(found)
+            findings += [Finding(Kind.NOT_LOCAL, f"task {scoped.path!r}", text) for text in problems]
+    return merge(findings)
 
 
 def check_supported(
@@ -69,9 +69,9 @@ def check_supported(
         PipelineError: the pipeline cannot run locally, or fails on KFP's backend.
     """
     values = defaults_of(pipeline) if arguments is None else arguments
-    found = check_pipeline(pipeline, values, in_containers=in_containers)
-    refuse(pipeline.name, [finding for finding in found if finding.kind in REJECTED_LOCALLY])
-    return found
+    findings = check_pipeline(pipeline, values, in_containers=in_containers)
+    refuse(pipeline.name, [finding for finding in findings if finding.kind in REJECTED_LOCALLY])
+    return findings
 
 
 def find_not_applied(

@@ -288,12 +288,12 @@ def _here(plan: AttemptPlan, path: str) -> str:
     """Return the local path for a path that a stage named."""
     if plan.container is None:
         return path
-    found = plan.container.path_here(path)
-    if found is None:
+    path_here = plan.container.path_here(path)
+    if path_here is None:
         raise UnfitFileError(
             f"{path} is lost with the container. Write to the artifact's own path, or to a folder that is mounted"
         )
-    return found
+    return path_here
 
 
 def _verify_content(path: str) -> None:

@@ -36,8 +36,8 @@ OLDEST, NEWEST = Version(2, 14), Version(2, 17)
 
 def parse_version(text: str) -> Version | None:
     """Return the version in a text such as ``2.14.4``; None if it has none."""
-    found = re.match(r"v?(\d+)\.(\d+)", text)
-    return Version(int(found[1]), int(found[2])) if found else None
+    match = re.match(r"v?(\d+)\.(\d+)", text)
+    return Version(int(match[1]), int(match[2])) if match else None
 
 
 def address_of_store(version: Version) -> str:

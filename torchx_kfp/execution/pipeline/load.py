@@ -231,9 +231,9 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str = "", *, 
         raise PipelineError(f"The {kind} {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
     platform = {key: value for document in mappings if document is not specs[0] for key, value in document.items()}
     # Each document may have the settings of other platforms. What is no object, the reader refuses.
-    found = [document["platforms"] for document in mappings if isinstance(document.get("platforms"), dict)]
-    if isinstance(platform.get("platforms", {}), dict) and found:
-        platform["platforms"] = {name: settings for platforms in found for name, settings in platforms.items()}
+    others = [document["platforms"] for document in mappings if isinstance(document.get("platforms"), dict)]
+    if isinstance(platform.get("platforms", {}), dict) and others:
+        platform["platforms"] = {name: settings for platforms in others for name, settings in platforms.items()}
     with pipeline_errors(f"The {kind} {path!r}"):
         return read_pipeline(specs[0], platform, text)
 

@@ -84,8 +84,8 @@ def parameters_in(text: str) -> list[str]:
 
 def parameter_of(text: str) -> str | None:
     """Return the name of the input parameter if the whole text is its placeholder, or None."""
-    found = next(placeholders_in(text), None)
-    return found.parameter if found is not None and found.text == text else None
+    placeholder = next(placeholders_in(text), None)
+    return placeholder.parameter if placeholder is not None and placeholder.text == text else None
 
 
 def with_names(text: str) -> str:

@@ -202,11 +202,11 @@ def _dag(spec: dict[str, Any]) -> Dag:
     outputs: dict[str, tuple[tuple[str, str], ...]] = {}
     for name, output in spec.get("outputs", {}).get("parameters", {}).items():
         is_one = "valueFromOneof" in output
-        found = output["valueFromOneof"]["parameterSelectors"] if is_one else [output["valueFromParameter"]]
-        outputs[name] = tuple((one["producerSubtask"], one["outputParameterKey"]) for one in found)
+        sources = output["valueFromOneof"]["parameterSelectors"] if is_one else [output["valueFromParameter"]]
+        outputs[name] = tuple((one["producerSubtask"], one["outputParameterKey"]) for one in sources)
     for name, output in spec.get("outputs", {}).get("artifacts", {}).items():
-        found = output["artifactSelectors"]
-        outputs[name] = tuple((one["producerSubtask"], one["outputArtifactKey"]) for one in found)
+        sources = output["artifactSelectors"]
+        outputs[name] = tuple((one["producerSubtask"], one["outputArtifactKey"]) for one in sources)
     return Dag(tasks, outputs)
 
 

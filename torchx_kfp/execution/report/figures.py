@@ -96,8 +96,8 @@ class Axis:
         """Return the pixel of one of the values."""
         if self.names:
             return self._pixel(self.names.index(text(value)))
-        found = as_number(value) or 0.0
-        return self._pixel(math.log10(found) if self.log else found)
+        number = as_number(value) or 0.0
+        return self._pixel(math.log10(number) if self.log else number)
 
     def _pixel(self, value: float) -> float:
         share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
@@ -148,21 +148,21 @@ def draw_results(
     has_items = all(row.number in items for row in rows)
     figures = []
     for name in names:
-        found = [(row, value) for row in rows if (value := _measured(row, name)) is not None]
-        if len(found) < 2 or _repeats_an_input(found):
+        measured = [(row, value) for row in rows if (value := _measured(row, name)) is not None]
+        if len(measured) < 2 or _repeats_an_input(measured):
             continue
-        low, high = min(found, key=lambda pair: pair[1]), max(found, key=lambda pair: pair[1])
+        low, high = min(measured, key=lambda pair: pair[1]), max(measured, key=lambda pair: pair[1])
         note = f"min {text(low[1])} ({low[0].title}) · max {text(high[1])} ({high[0].title})"
-        if len(found) < len(rows):
-            note += f" · {counted(len(rows) - len(found), over)} without a finite number"
-        numbered = [(row, row.number, value) for row, value in found]
+        if len(measured) < len(rows):
+            note += f" · {counted(len(rows) - len(measured), over)} without a finite number"
+        numbered = [(row, row.number, value) for row, value in measured]
         line: Points = ()
         if name in better:
-            best = accumulate((value for _, value in found), better[name])
-            line = _stairs([(row.number, value) for (row, _), value in zip(found, best, strict=True)])
-        swept = list(_swept(found))
+            best = accumulate((value for _, value in measured), better[name])
+            line = _stairs([(row.number, value) for (row, _), value in zip(measured, best, strict=True)])
+        swept = list(_swept(measured))
         if has_items:
-            numbered = [(row, items[int(row.number)], value) for row, value in found]
+            numbered = [(row, items[int(row.number)], value) for row, value in measured]
             swept = [(it, those) for it, those in swept if [x for _, x, _ in those] != [x for _, x, _ in numbered]]
             first = _over(name, "item", numbered, note)
         else:

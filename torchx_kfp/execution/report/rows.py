@@ -157,9 +157,9 @@ def find_searches(record: RunRecord, tracked: Tracked) -> Iterable[tuple[str, Se
     asking = {
         stage.result.execution_id or "": stage for stage in record.stages if tracked.record(stage).search is not None
     }
-    found = Search.latest({run_id: tracked.record(stage).search for run_id, stage in asking.items()})
-    names = [search.name for search in found.values()]
-    for run_id, search in found.items():
+    searches = Search.latest({run_id: tracked.record(stage).search for run_id, stage in asking.items()})
+    names = [search.name for search in searches.values()]
+    for run_id, search in searches.items():
         yield (search.name if names.count(search.name) == 1 else f"{search.name} ({asking[run_id].name})", search)
 
 

@@ -305,13 +305,13 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
         return folders[name]
     if name == LATEST:
         return next(iter(folders.values()))
-    found = matching_names(name, list(folders))
-    if len(found) == 1:
-        return folders[found[0]]
-    if found:
+    matches = matching_names(name, list(folders))
+    if len(matches) == 1:
+        return folders[matches[0]]
+    if matches:
         raise UnknownRunError(
-            f"{name!r} matches {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the "
-            f"run id; the newest is {found[0]}."
+            f"{name!r} matches {len(matches):,} runs in {str(output_dir)!r}: {listed(matches)}. Give more of the "
+            f"run id; the newest is {matches[0]}."
         )
     raise UnknownRunError(
         f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, [LATEST, *folders])} "

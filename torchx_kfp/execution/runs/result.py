@@ -172,10 +172,10 @@ class RunResult:
         Raises:
             UnknownNameError: no stage has this name, or several do, as in a loop. The message lists the stages.
         """
-        found = [stage for stage in self.stages if stage.name == name] or self.all(name)
-        if len(found) != 1:
-            raise UnknownNameError(self._not_found(name, [stage.name for stage in found]))
-        return found[0]
+        matches = [stage for stage in self.stages if stage.name == name] or self.all(name)
+        if len(matches) != 1:
+            raise UnknownNameError(self._not_found(name, [stage.name for stage in matches]))
+        return matches[0]
 
     def all(self, name: str) -> list[StageResult]:
         """Return all stages with this name (without indices), such as each iteration of ``inner/train``."""
@@ -264,11 +264,11 @@ def last_lines(log_file: Path, count: int) -> list[str]:
             lines = file.read().removesuffix(b"\n").split(b"\n")
     except OSError:
         return []
-    found = [clean_line(line) for line in lines if lines != [b""]]
+    texts = [clean_line(line) for line in lines if lines != [b""]]
     # Of a distributed stage, the line that names the replica comes before those of the replica.
-    names = (line for line in reversed(found[:-count]) if line.endswith(LAST_LINES_FOLLOW))
+    names = (line for line in reversed(texts[:-count]) if line.endswith(LAST_LINES_FOLLOW))
     first = next(names, None) if count >= LAST_LINES else None
-    return found[-count:] if first is None else [first, *found[1 - count :]]
+    return texts[-count:] if first is None else [first, *texts[1 - count :]]
 
 
 def describe_exit(code: int) -> str:

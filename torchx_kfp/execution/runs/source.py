@@ -194,12 +194,12 @@ def choose_stage(record: RunRecord, stage: str | None) -> str:
         what = what if failed else f"No stage of the run {record.run_id} has failed"
         candidates = [f"{record.run_id}/{name}" for name in failed or there]
         raise ArgumentError(f"{what}. Name the stage: {listed(candidates, 10) or 'there are none yet'}.")
-    found = stages_named(record, stage)
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matches = stages_named(record, stage)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise ArgumentError(
-            f"{stage!r} is {len(found):,} stages of the run {record.run_id}. Name one: {listed(found)}."
+            f"{stage!r} is {len(matches):,} stages of the run {record.run_id}. Name one: {listed(matches)}."
         )
     raise no_stage(record, stage)
 

@@ -83,11 +83,11 @@ def keys_of(pipeline: Pipeline, values: Mapping[str, Any], codes: Mapping[str, C
         values: the values of all parameters.
         codes: the code of stages, by their names.
     """
-    found: dict[str, StageKey] = {}
+    keys: dict[str, StageKey] = {}
     for stage in known_stages(pipeline, values):
         inputs = {name: value for name, value in stage.inputs.items() if not is_code_name(value)}
-        found[stage.name] = StageKey(parts_of(stage.component, inputs), codes.get(stage.name))
-    return found
+        keys[stage.name] = StageKey(parts_of(stage.component, inputs), codes.get(stage.name))
+    return keys
 
 
 def programs_of(

@@ -49,12 +49,12 @@ class StageKey:
             parts: the parts of its key.
             files: the files of its code.
         """
-        found: list[str] = []
+        changes: list[str] = []
         own = {} if self.code is None else self.code.files
         changed = [name for name in {**own, **files} if own.get(name) != files.get(name)]
         if changed:
             named = listed(changed, _NAMED) if len(changed) <= _NAMED else f"{len(changed)} files"
-            found.append(f"{named} changed")
+            changes.append(f"{named} changed")
         current = json.loads(json.dumps(self.parts, default=str))
         for part in dict.fromkeys([*current, *parts]):
             before, now = parts.get(part), current.get(part)
@@ -62,12 +62,12 @@ class StageKey:
                 continue
             if isinstance(before, dict) and isinstance(now, dict):
                 names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-                found += [_changed(part, name, before.get(name), now.get(name)) for name in names]
+                changes += [_changed(part, name, before.get(name), now.get(name)) for name in names]
             elif isinstance(before, str) and isinstance(now, str):
-                found.append(f"{part} {shown(before)} -> {shown(now)}")
+                changes.append(f"{part} {shown(before)} -> {shown(now)}")
             else:
-                found.append(f"its {part} changed")
-        return list(dict.fromkeys(found))
+                changes.append(f"its {part} changed")
+        return list(dict.fromkeys(changes))
 
 
 def parts_of(component: Component, inputs: Mapping[str, Any]) -> dict[str, Any]:

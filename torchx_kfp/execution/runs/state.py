@@ -249,12 +249,12 @@ class RunState:
     @property
     def stages(self) -> list[StageState]:
         """The stages in the order of the pipeline and of its loops, including stages without an event so far."""
-        found = []
+        stages_in_order = []
         for path, stages in self.tasks.items():
-            found += sorted(stages.values(), key=lambda stage: (stage.indices, stage.name))
+            stages_in_order += sorted(stages.values(), key=lambda stage: (stage.indices, stage.name))
             if not stages and not self.expected[path] and self._unheard is not None:
-                found.append(StageState(path, path.rpartition("/")[2], self._unheard))
-        return found
+                stages_in_order.append(StageState(path, path.rpartition("/")[2], self._unheard))
+        return stages_in_order
 
     @property
     def ends(self) -> list[StageResult]:

@@ -228,15 +228,15 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]  # TorchX is skipped by 
         return self._open[run_id]
 
     def _find_experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(self._experiment))
             except MlflowException:
-                found = self._client.get_experiment_by_name(self._experiment)
-                if found is None:  # otherwise, another stage created it
+                experiment = self._client.get_experiment_by_name(self._experiment)
+                if experiment is None:  # otherwise, another stage created it
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _end(self) -> None:
         """Set the final status of MLflow's runs."""

@@ -181,8 +181,8 @@ def _select(rows: Sequence[Row], where: Sequence[Comparison], sorts: Sequence[st
     for row, run in zip(rows, runs, strict=True):
         own = {name: run if name == "run" else row[name] for name in ("execution_id", *_OWN) if row[name]}
         values[row["execution_id"]] = {name: [value] for name, value in {**own, **row["results"]}.items()}
-    found = {row["execution_id"]: row for row in rows}
-    return [found[key] for key in select(values, where, sorts, ("execution_id", *_OWN))]
+    row_of = {row["execution_id"]: row for row in rows}
+    return [row_of[key] for key in select(values, where, sorts, ("execution_id", *_OWN))]
 
 
 def _print_csv(rows: Sequence[Row]) -> None:

@@ -109,9 +109,9 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
         ArgumentError: there is no such directory.
     """
     folders = find_runs(output_dir)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for read, folder in enumerate(folders):
-        if most is not None and len(found) == most:
+        if most is not None and len(rows) == most:
             print_message(f"{counted(len(folders) - read, 'older run')} in {output_dir}: --limit 0 lists all runs.")
             break
         try:
@@ -122,8 +122,8 @@ def _runs_here(output_dir: str, where: RunFilter, most: int | None, now: float) 
         for sentence in record.corrupt:
             print_message(sentence)
         if where.selects(record.run.state, record.run_id, now - record.created):
-            found.append(run_as_json(record))
-    return found
+            rows.append(run_as_json(record))
+    return rows
 
 
 def run_as_json(record: RunRecord) -> dict[str, Any]:

@@ -371,9 +371,9 @@ def _drawn(root: str, branches: _Branches, shown: set[str], results: Results) ->
     from rich.tree import Tree
 
     def grow(tree: Tree, run_id: str, level: int) -> None:
-        found = branches.get(run_id, ())
+        children = branches.get(run_id, ())
         counts: Counter[str | None] = Counter()
-        for other, link in found if level <= _DEPTH else ():
+        for other, link in children if level <= _DEPTH else ():
             counts[link.alias] += 1
             again = other in shown
             shown.add(other)
@@ -384,7 +384,7 @@ def _drawn(root: str, branches: _Branches, shown: set[str], results: Results) ->
         more = [
             f"{count - _WIDTH:,} more of {alias or 'no alias'}" for alias, count in counts.items() if count > _WIDTH
         ]
-        for text in more or (["more"] if found and level > _DEPTH else []):
+        for text in more or (["more"] if children and level > _DEPTH else []):
             tree.add(Text(f"... and {printable(text)}; --json shows all", style="dim"))
 
     whole = Tree(Text(_label(root, root, results)))

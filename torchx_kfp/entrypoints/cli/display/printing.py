@@ -132,8 +132,8 @@ def is_read() -> bool:
 def this_command(*words: str) -> str:
     """Return a command line of this program for a shell, with its path if it is not on PATH."""
     program = Path(sys.argv[0])
-    found = shutil.which(_PROGRAM)
-    if program.name == _PROGRAM and (found is None or not program.samefile(found)):
+    installed = shutil.which(_PROGRAM)
+    if program.name == _PROGRAM and (installed is None or not program.samefile(installed)):
         inside = program.is_relative_to(Path.cwd()) and Path.cwd() != Path("/")
         return shlex.join([str(program.relative_to(Path.cwd()) if inside else program), *words])
     return shlex.join([_PROGRAM, *words])

@@ -97,8 +97,8 @@ def _follow(source: RunSource, words: Sequence[str], options: ViewOptions, comma
     def notes(result: RunResult) -> list[str]:
         if last.folder is not None:
             return unread(result)
-        found = [*last.corrupt, *filter(None, [cached_by_kfp(last)]), *([] if last.corrupt else unread(result))]
-        return [*found, *source.left_replicas()]
+        problems = [*last.corrupt, *filter(None, [cached_by_kfp(last)]), *([] if last.corrupt else unread(result))]
+        return [*problems, *source.left_replicas()]
 
     return summarize(follow, view, notes=notes, words=words, command=command or last.command)
 
@@ -235,11 +235,11 @@ def words_to_go_on(command: CommandLine, result: RunResult) -> list[str]:
 def unread(result: RunResult) -> list[str]:
     """Return messages about stages whose results could not be read."""
     stages = [stage for stage in result.stages if stage.execution_id and stage.tracker_base and stage.results is None]
-    found = []
+    messages = []
     for base in dict.fromkeys(str(stage.tracker_base) for stage in stages):
         names = listed(stage.name for stage in stages if stage.tracker_base == base)
-        found.append(f"The results of {names} could not be read from {base}.")
-    return found
+        messages.append(f"The results of {names} could not be read from {base}.")
+    return messages
 
 
 def print_stages(stages: Sequence[StageResult]) -> None:

@@ -172,13 +172,13 @@ class Containers:
         self, image: str, policy: str | None, verify_wanted: Callable[[], None], say: Callable[[str], None]
     ) -> dict[str, Any]:
         """Return the engine's description of the image, which is pulled if it is missing."""
-        before, found = self._refused.get(image), self.engine.inspect("image", image)
-        if policy == "Never" and found is None:
+        before, description = self._refused.get(image), self.engine.inspect("image", image)
+        if policy == "Never" and description is None:
             raise AttemptError(
                 f"could not be started: the image {image!r} does not exist locally, and its image pull policy is "
                 "Never. Build or pull it"
             )
-        if policy == "Always" or found is None:
+        if policy == "Always" or description is None:
             if image not in self._pulled:
                 say(f"Pulling the image {image}.")
             pulling = self._pulling[image]
@@ -193,15 +193,15 @@ class Containers:
                     self._pulled.add(image)
             except EngineError as error:
                 self._refused[image] = error
-                missing = "does not exist locally and " if found is None else ""
+                missing = "does not exist locally and " if description is None else ""
                 raise AttemptError(
                     f"could not be started: the image {image!r} {missing}cannot be pulled: {error}. Build it, or "
                     "correct its name"
                 ) from None
             finally:
                 pulling.release()
-            found = self.engine.inspect("image", image)
-        return found or {}
+            description = self.engine.inspect("image", image)
+        return description or {}
 
     def _share_folders(self, plan: ContainerPlan, user: str) -> None:
         """Let the container's user and this process's user write to the same folders, unless both are root."""

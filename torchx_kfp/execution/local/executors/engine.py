@@ -77,17 +77,19 @@ class Engine:
     def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return the engine's description of this image or container; None if it does not exist."""
         try:
-            found = json.loads(ask(self.program, kind, "inspect", "--", name))
+            description = json.loads(ask(self.program, kind, "inspect", "--", name))
         except EngineError:
             return None
-        return dict(found[0])
+        return dict(description[0])
 
     def remove_all(self, run_id: str, mark: str) -> int:
         """Remove all containers of a run, in any folder if the mark is empty, and return their number."""
         labels = [f"{RUN_LABEL}={run_id}", *([f"{MARK_LABEL}={mark}"] if mark else [])]
-        found = ask(self.program, "ps", "--all", "--quiet", *(f"--filter=label={label}" for label in labels)).split()
-        self.remove(*found)
-        return len(found)
+        containers = ask(
+            self.program, "ps", "--all", "--quiet", *(f"--filter=label={label}" for label in labels)
+        ).split()
+        self.remove(*containers)
+        return len(containers)
 
     def remove(self, *containers: str) -> None:
         """Remove containers, unless they are being removed already."""
@@ -144,10 +146,10 @@ def ask(
 def _reason(said: str) -> str:
     """Return the engine's own error message from its output."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    found = next((line for line in lines if line.startswith(_BEGINNINGS)), lines[-1] if lines else "it failed")
+    message = next((line for line in lines if line.startswith(_BEGINNINGS)), lines[-1] if lines else "it failed")
     for beginning in _BEGINNINGS:
-        found = found.removeprefix(beginning)
-    return found.rstrip(".")
+        message = message.removeprefix(beginning)
+    return message.rstrip(".")
 
 
 def find_engine() -> Engine:

@@ -214,8 +214,8 @@ _PYTHONS = ("python", "python3")
 
 def run_mark(folder: Path) -> str:
     """Return the mark of the run in this folder. It moves with the folder; a copy of the folder has another one."""
-    found = os.stat(folder)
-    return f"{found.st_dev:x}-{found.st_ino:x}"
+    status = os.stat(folder)
+    return f"{status.st_dev:x}-{status.st_ino:x}"
 
 
 def stage_environment(folder: Path, mark: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

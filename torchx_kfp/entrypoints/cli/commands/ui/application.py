@@ -111,15 +111,17 @@ class Runs:
             if (start := time.monotonic()) >= self._until:
                 self._problems = []
                 recorded = {run.row["run"]: run for run in self._readable(self._recorded())}
-                found = [*self._readable(self._on_host()), *self._readable(self._here())]
-                for at, run in enumerate(found):
+                listed = [*self._readable(self._on_host()), *self._readable(self._here())]
+                for at, run in enumerate(listed):
                     of = recorded.pop(run.row["run"], ListedRun({}))
-                    found[at] = replace(run, results=run.results or of.results)
-                found = sorted([*found, *recorded.values()], key=lambda run: run.row["started"] or 0.0, reverse=True)
+                    listed[at] = replace(run, results=run.results or of.results)
+                listed = sorted([*listed, *recorded.values()], key=lambda run: run.row["started"] or 0.0, reverse=True)
                 # Run ids and folders may have any characters.
-                names = [f"{run.row.get('folder')}\0{run.row['run']}".encode("utf-8", "surrogatepass") for run in found]
+                names = [
+                    f"{run.row.get('folder')}\0{run.row['run']}".encode("utf-8", "surrogatepass") for run in listed
+                ]
                 self._runs = {
-                    hashlib.sha256(name).hexdigest()[:16]: run for name, run in zip(names, found, strict=True)
+                    hashlib.sha256(name).hexdigest()[:16]: run for name, run in zip(names, listed, strict=True)
                 }
                 took = time.monotonic() - start
                 self._until = start + took + max(_FRESH, _SHARE * took)
@@ -164,10 +166,10 @@ class Runs:
         return {key: its for key, (_, its) in known.items()}
 
     def _on_host(self) -> Iterator[ListedRun]:
-        found = [] if self._host is None else list(self._host.list(limit=_MOST_OF_HOST))
-        if len(found) == _MOST_OF_HOST:
+        runs = [] if self._host is None else list(self._host.list(limit=_MOST_OF_HOST))
+        if len(runs) == _MOST_OF_HOST:
             self._problems.append(f"Only the newest {_MOST_OF_HOST} runs of the host are listed.")
-        for run in found:
+        for run in runs:
             yield ListedRun(summary_as_json(run, time.time()), find=partial(self._lookup.on_host, run.run_id))
 
     def _here(self) -> Iterator[ListedRun]:
@@ -265,20 +267,20 @@ class Application:
 
     def _list(self, query: _Query) -> str:
         runs, problems = self._runs.read()
-        given = {"name": "", "state": "", "sort": "", "page": "", **dict(query)}
+        parameters = {"name": "", "state": "", "sort": "", "page": "", **dict(query)}
         where = [value for name, value in query if name == "where"]
         try:
             values = {key: run.values for key, run in runs.items()}
-            keys = select(values, list(map(parse_comparison, where)), list(filter(None, [given["sort"]])))
-            keys = [key for key in keys if runs[key].is_called(given["name"])]
-            keys = [key for key in keys if given["state"] in ("", runs[key].row["state"])]
+            keys = select(values, list(map(parse_comparison, where)), list(filter(None, [parameters["sort"]])))
+            keys = [key for key in keys if runs[key].is_called(parameters["name"])]
+            keys = [key for key in keys if parameters["state"] in ("", runs[key].row["state"])]
         except click.UsageError as error:
             keys, problems = [], [error.message, *problems]
-        number = int(given["page"]) if re.fullmatch("[1-9][0-9]{0,5}", given["page"]) else 1
+        number = int(parameters["page"]) if re.fullmatch("[1-9][0-9]{0,5}", parameters["page"]) else 1
         shown = {key: runs[key] for key in keys[_PAGE * (number - 1) : _PAGE * number]}
         # Results in filters and sort keys come first, and texts, such as long URLs, last.
         texts = {name: not is_number(its[0]) for run in shown.values() for name, its in run.results.items()}
-        named = " ".join([given["sort"], *where])
+        named = " ".join([parameters["sort"], *where])
         results = sorted(texts, key=lambda name: ("/".join(name) not in named, name[1] not in named, texts[name]))
 
         def link(**changes: object) -> str:
@@ -295,7 +297,7 @@ class Application:
             columns=[column for column in RUN_COLUMNS if any(column.text(run.row) for run in shown.values())],
             results=results[:_COLUMNS],
             more=results[_COLUMNS:],
-            given={**given, "where": where},
+            given={**parameters, "where": where},
             states=RUN_STATES,
             link=link,
         )
