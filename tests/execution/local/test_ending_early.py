@@ -23,10 +23,6 @@ from torchx_kfp.local import (
 SLEEP = "print('ready', flush=True); import time; time.sleep(300)"
 
 
-def reasons(result):
-    return {stage.name: stage.reason for stage in result.stages}
-
-
 def test_the_time_limit_of_a_stage_counts_for_each_attempt(execute_failing, pass_time):
     """A stage that heeds no signal is killed after the grace."""
 
@@ -106,8 +102,8 @@ def test_the_time_limit_of_a_run(execute_failing, pass_time, own):
         "shell-2[0]": "canceled",
         "shell-2[1]": "not run",
     }
-    assert reasons(result)["python"] == "was ended with the run: the time limit of 1000 s was exceeded"
-    assert reasons(result)["shell"] == "was not run: the run was ended"
+    assert result["python"].reason == "was ended with the run: the time limit of 1000 s was exceeded"
+    assert result["shell"].reason == "was not run: the run was ended"
     assert [event.reason for event in events if isinstance(event, RunEnding)] == [
         "The time limit of 1000 s was exceeded"
     ]
@@ -177,8 +173,8 @@ def test_the_first_failure_ends_the_run(execute_failing, tmp_path):
         "shell-3[2]": "not run",
         "shell": "succeeded",
     }
-    assert reasons(result)["python"] == "was ended: shell-3[0] failed"
-    assert reasons(result)["shell-3[1]"] == "was not run: shell-3[0] failed, which ends the run"
+    assert result["python"].reason == "was ended: shell-3[0] failed"
+    assert result["shell-3[1]"].reason == "was not run: shell-3[0] failed, which ends the run"
     assert (tmp_path / "cleaned").exists()
     assert [event.reason for event in events if isinstance(event, RunEnding)] == ["shell-3[0] failed"]
 

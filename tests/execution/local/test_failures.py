@@ -16,17 +16,13 @@ from kfp import dsl
 from torchx.specs import AppDef, Role
 
 from tests.execution.host.calling import wait_until
-from tests.execution.local.components import produce, python, scripts, shell, text_of, write
+from tests.execution.local.components import produce, python, scripts, shell, states, text_of, write
 from tests.facts import says
 from tests.watching import Heard
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.execution.local.executors.executor import describe_end
 from torchx_kfp.local import Lines, StageRetried, StageStarted, State, load_pipeline, run
-
-
-def by_name(result):
-    return {stage.name: stage for stage in result.stages}
 
 
 def test_a_failed_stage_ends_its_dependants_and_the_others_finish(execute_failing):
@@ -40,14 +36,14 @@ def test_a_failed_stage_ends_its_dependants_and_the_others_finish(execute_failin
         write(x="independent").after(slow)
 
     result = execute_failing(pipeline)
-    assert {name: str(stage.state) for name, stage in by_name(result).items()} == {
+    assert states(result) == {
         "shell": "failed",
         "write": "not run",
         "write-2": "not run",
         "python": "succeeded",
         "write-3": "succeeded",
     }
-    bad = by_name(result)["shell"]
+    bad = result["shell"]
     assert (bad.exit_code, bad.reason) == (3, "ended with exit code 3")
     with pytest.raises(StageFailedError) as error:
         result.raise_for_failure()
@@ -178,13 +174,13 @@ def test_what_cannot_be_prepared_fails_alone(execute_failing):
                 shell(script="echo fine")
         write(x="other")
 
-    stages = by_name(execute_failing(pipeline))
-    assert stages["huge"].reason.startswith("wrote a value into its output 'out' that is not a 64-bit int: '1000")
-    assert stages["text-of-int"].state is State.NOT_RUN
-    assert str(stages["in-command[0]"].reason).endswith("(401 characters) is larger than any that KFP passes on.")
-    (condition,) = (stage.reason for name, stage in stages.items() if name.startswith("condition-"))
+    result = execute_failing(pipeline)
+    assert result["huge"].reason.startswith("wrote a value into its output 'out' that is not a 64-bit int: '1000")
+    assert result["text-of-int"].state is State.NOT_RUN
+    assert str(result["in-command[0]"].reason).endswith("(401 characters) is larger than any that KFP passes on.")
+    (condition,) = (stage.reason for stage in result.stages if stage.name.startswith("condition-"))
     assert re.fullmatch(r"has the condition .* > 0\", which cannot be evaluated: int too large .*", condition)
-    fine = {name for name, stage in stages.items() if stage.state is State.SUCCEEDED}
+    fine = {stage.name for stage in result.stages if stage.state is State.SUCCEEDED}
     assert fine == {"in-command[1]", "shell[1]", "write"}
 
 
@@ -215,9 +211,8 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
         produce(List[int], "wrong-list")(text="")
 
     result = execute_failing(pipeline)
-    stages = by_name(result)
-    outputs = {name: f"{result.folder}/{stage.pod_name}/made/outputs/out" for name, stage in stages.items()}
-    assert {name: stage.reason for name, stage in stages.items()} == {
+    outputs = {stage.name: f"{result.folder}/{stage.pod_name}/made/outputs/out" for stage in result.stages}
+    assert {stage.name: stage.reason for stage in result.stages} == {
         "forgets": f"did not write its output 'out': the file {outputs['forgets']} is missing, though the process "
         "ended with exit code 0",
         "binary": f"wrote its output 'out' in an encoding other than UTF-8: {outputs['binary']}",
