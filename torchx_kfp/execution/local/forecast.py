@@ -7,7 +7,7 @@ depend on them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchx_kfp.execution.local.attempt import RunContext, plan_attempt
 from torchx_kfp.execution.local.cache import Cache
@@ -22,21 +22,16 @@ from torchx_kfp.execution.runs import reasons
 from torchx_kfp.execution.runs.vocabulary import State
 
 
-class StageForecast(NamedTuple):
-    """The plan for a stage: ``cached (from RUN)``, ``runs: train.py changed`` or ``skipped: ...``."""
-
-    stage: str
-    what: str
-
-
 def forecast(
     pipeline: Pipeline,
     arguments: Mapping[str, Any],
     context: RunContext,
     cache: Cache | None,
-    fresh: Collection[str] = (),
-) -> list[StageForecast]:
-    """Return the plan for each stage, in an order in which they could run.
+    fresh: Collection[str],
+) -> list[tuple[str, str]]:
+    """Return the plan for each stage, by name, in an order in which they could run.
+
+    A plan is ``cached (from RUN)``, ``runs: train.py changed`` or ``skipped: ...``.
 
     Args:
         pipeline: the pipeline.
@@ -53,7 +48,7 @@ def forecast(
 
 class _Forecaster:
     def __init__(self, pipeline: Pipeline, context: RunContext, cache: Cache | None, fresh: Collection[str]) -> None:
-        self.found: list[StageForecast] = []
+        self.found: list[tuple[str, str]] = []
         self._pipeline, self._context, self._cache, self._fresh = pipeline, context, cache, fresh
         #: The stage that makes outputs of a task, or inputs of a DAG, unknown.
         self._runs: dict[TaskRun, str] = {}
@@ -150,7 +145,7 @@ class _Forecaster:
         cached = cache.get(key) if key is not None else None
         if cached is not None:
             run.state, run.outputs = State.CACHED, {**cached.outputs, **cached.artifacts}
-            self.found.append(StageForecast(run.name, f"cached (from {cached.cached_from})"))
+            self.found.append((run.name, f"cached (from {cached.cached_from})"))
             return
         last = cache.last(run.name)
         if key is None:
@@ -170,14 +165,14 @@ class _Forecaster:
         run.state = state
         self._runs[run] = run.name
         run.outputs = dict.fromkeys([*run.component.parameter_outputs, *run.component.artifact_outputs], UNKNOWN)
-        self.found.append(StageForecast(run.name, what))
+        self.found.append((run.name, what))
 
     def _end_without_running(self, run: TaskRun, state: State, what: str, stage: str = "") -> None:
         """End a task that does not run, and all stages in it."""
         run.state = state
         tasks = walk_tasks(self._pipeline, run.component, run.dag.names.inside(run.task)) if run.component.dag else ()
         names = [task.name for task in tasks if task.is_stage] if run.component.dag is not None else [run.name]
-        self.found += (StageForecast(name, what) for name in names)
+        self.found += ((name, what) for name in names)
         if stage:
             self._runs[run] = stage
             outputs = (

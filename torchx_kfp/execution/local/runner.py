@@ -22,7 +22,7 @@ from torchx_kfp.execution.local.dag_scheduler import Scheduler
 from torchx_kfp.execution.local.executors.container import Containers
 from torchx_kfp.execution.local.executors.engine import find_engine
 from torchx_kfp.execution.local.executors.process import kill_marked, run_mark, stage_environment
-from torchx_kfp.execution.local.forecast import StageForecast, forecast
+from torchx_kfp.execution.local.forecast import forecast
 from torchx_kfp.execution.local.given_keys import Given, GivenKeys, verify_given
 from torchx_kfp.execution.local.gpus import Gpus
 from torchx_kfp.execution.local.kubernetes import has_workspace
@@ -195,7 +195,7 @@ def dry_run(
     config_maps: Given | None = None,
     env: Collection[str] = (),
     **options: Unpack[RunKeywords],
-) -> list[StageForecast]:
+) -> list[tuple[str, str]]:
     """Return the plan for each stage of a prepared run; see ``run`` for the arguments and errors."""
     chosen, _ = _options_of(prepared, options)
     given = _given_keys(prepared, secrets, config_maps, env, chosen)
