@@ -160,11 +160,6 @@ class _Call:
                 )
             yield parameter(name, kind, declared.default)
 
-    def left_none(self) -> list[str]:
-        """Return the parameters that stay None. They are not inputs, because KFP does not have a value for None."""
-        parameters = self.signature.parameters.items()
-        return [name for name, it in parameters if it.default is None and name not in self.constants]
-
     def build(self, values: Mapping[str, object]) -> Any:
         """Call the function with these values, and name the line of an error."""
         try:
@@ -172,7 +167,8 @@ class _Call:
         except ValueNeededError as error:
             self.refuse(self._needed(values, error))
         except Exception as error:
-            left = [name for name in self.left_none() if name not in values]
+            parameters = self.signature.parameters.items()
+            left = [name for name, it in parameters if it.default is None and name not in {**self.constants, **values}]
             nothing = f" and with None, their default, for {', '.join(left)}" if left else ""
             raise AppDefError(
                 f"{self.title} failed with {type(error).__name__}: {error} ({self._line_of(error)}). It was called "
@@ -230,7 +226,8 @@ class _Call:
     def refuse(self, wrong: Mapping[str, str]) -> NoReturn:
         defaults = {name: self.signature.parameters[name].default for name in wrong}
         given = {name: "..." if value is inspect.Parameter.empty else repr(value) for name, value in defaults.items()}
-        given |= {name: _code_of(value) for name, value in self.constants.items()}
+        for name, value in self.constants.items():  # the repr of a class is not code
+            given[name] = value.__name__ if isinstance(value, type) else repr(value)
         call = ", ".join([self.name, *map("=".join, given.items())])
         raise AppDefError(
             f"{self.title} uses parameters for more than text, so KFP cannot fill them in at run time:\n"
@@ -257,11 +254,6 @@ def _can_pass(default: object, kind: str) -> bool:
     if kind == "NUMBER_INTEGER":
         return type(default) is int and abs(default) <= EXACT
     return isinstance(default, PYTHON_TYPES[kind])
-
-
-def _code_of(value: object) -> str:
-    """Return the code of a value. The repr of a class is not code."""
-    return value.__name__ if isinstance(value, type) else repr(value)
 
 
 def _content(value: object, texts: Mapping[str, str] | None = None) -> object:

@@ -11,15 +11,15 @@ from collections.abc import Container
 from torchx_kfp.contract.inputs import identifier
 
 #: The longest Kubernetes label. KFP uses task names in labels and names of templates.
-LONGEST_NAME = 63
+_LONGEST_NAME = 63
 
 
 def _shorten(name: str, original: str) -> str:
     """Shorten a name to the limit. A shortened or empty name gets a hash of the original."""
-    if name and len(name) <= LONGEST_NAME:
+    if name and len(name) <= _LONGEST_NAME:
         return name
     digest = hashlib.sha256(original.encode(errors="surrogatepass")).hexdigest()[:8]
-    return f"{name[: LONGEST_NAME - 9].rstrip('-._')}-{digest}" if name else f"stage-{digest}"
+    return f"{name[: _LONGEST_NAME - 9].rstrip('-._')}-{digest}" if name else f"stage-{digest}"
 
 
 def stage_name(name: str) -> str:

@@ -35,6 +35,7 @@ Replicas = int | Channel | Mapping[str, "int | Channel"]
 #: The variables of every tracked stage, set by the pipeline or the engine.
 PROTOCOL_VARIABLES = (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.POD_UID)
 
+_RESULT_TYPES = tuple(PYTHON_TYPES.values())
 #: The artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
 _SECRETS_EXAMPLE = "secrets={'s3-credentials': {'access_key': 'AWS_ACCESS_KEY_ID'}}"
@@ -216,8 +217,13 @@ def parse_outputs(
     names: dict[str, str] = {}
     types: dict[str, type] = {}
     for what, declared, is_type, example in (
-        ("results", results, _is_result_type, "{'accuracy': float}, with int, float, bool, str, list or dict"),
-        ("artifacts", artifacts, _is_artifact_type, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
+        (
+            "results",
+            results,
+            _RESULT_TYPES.__contains__,
+            "{'accuracy': float}, with int, float, bool, str, list or dict",
+        ),
+        ("artifacts", artifacts, is_artifact_class, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
     ):
         if not isinstance(declared or {}, Mapping):
             raise AppDefError(f"{what} is {declared!r}. Write {what}={example}.")
@@ -238,16 +244,13 @@ def parse_outputs(
                 )
             names[output], types[output] = name, kind
     types[METRICS] = dsl.Metrics
-    is_result = {output: _is_result_type(types[output]) for output in names}
+    shown = {output: issubclass(types[output], _SHOWN) for output in names if types[output] not in _RESULT_TYPES}
     return types, Outputs(
-        {output: (types[output].__name__, name) for output, name in names.items() if is_result[output]},
-        {output: (name, issubclass(types[output], _SHOWN)) for output, name in names.items() if not is_result[output]},
+        {output: (types[output].__name__, name) for output, name in names.items() if output not in shown},
+        {output: (names[output], is_shown) for output, is_shown in shown.items()},
     )
 
 
-def _is_artifact_type(kind: object) -> bool:
+def is_artifact_class(kind: object) -> bool:
+    """Return whether this is a class of KFP's artifacts."""
     return isinstance(kind, type) and issubclass(kind, dsl.Artifact)
-
-
-def _is_result_type(kind: object) -> bool:
-    return kind in PYTHON_TYPES.values()

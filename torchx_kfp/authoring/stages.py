@@ -20,7 +20,7 @@ from torchx_kfp.authoring.channels import contains_channel, parse
 from torchx_kfp.authoring.emit import StageComponent
 from torchx_kfp.authoring.functions import call_function
 from torchx_kfp.authoring.naming import component_name, is_input_name
-from torchx_kfp.authoring.options import Artifacts, Results, StageOptions
+from torchx_kfp.authoring.options import Artifacts, Results, StageOptions, is_artifact_class
 from torchx_kfp.authoring.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.authoring.python import OF_KFP, function_app, returned_results
 from torchx_kfp.authoring.reads import Readable, check_alias, outputs_of
@@ -370,7 +370,7 @@ def artifact_from_uri(
         known = False
     if not known:
         raise AppDefError(f"metadata of artifact_from_uri is {metadata!r}. Give constants that JSON has.")
-    if not (isinstance(artifact_class, type) and issubclass(artifact_class, dsl.Artifact)):
+    if not is_artifact_class(artifact_class):
         raise AppDefError(f"artifact_class is {artifact_class!r}. Give a class of kfp.dsl, such as dsl.Model.")
     first, *rest = parse(uri, "uri")
     kind = first.type if isinstance(first, Reference) else "STRING"
