@@ -44,7 +44,7 @@ def specification(application: list[str]) -> LauncherSpec[Any]:
     return LauncherSpec(
         **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "succeeded", "host", "config"), "text"),
         **{key: [] for key in ("companions", "claims", "success")},
-        object={"name": {"@": "name"}},
+        object={"metadata": {"name": {"@": "name"}}, "spec": {}},
         roles=[
             RoleSpec(
                 name="a",
@@ -217,6 +217,32 @@ def test_a_command_that_was_cut_is_a_foreign_one() -> None:
         for length in range(len(command)):
             assert decode_command(command[:length]).words == command[:length]
     assert not decode_command(command[:4]).is_own
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"object": 5},
+        {"object": {"metadata": {"labels": None}, "spec": {}}},
+        {"roles": [5]},
+        {"roles": [{"name": "a", "pod": {"spec": None}, "most": 1, "env": [], "command": []}]},
+        {
+            "roles": [
+                {"name": "a", "pod": {"spec": {"containers": [{"image": "x"}]}}, "most": [], "env": [], "command": []}
+            ]
+        },
+        {
+            "roles": [
+                {"name": "a", "pod": {"spec": {"containers": [{"image": "x"}]}}, "most": 1, "env": [], "command": [[9]]}
+            ]
+        },
+    ],
+)
+def test_a_malformed_specification_is_that_of_another_program(change: dict[str, Any]) -> None:
+    data, words = specification(["app"]).encode(INDEX)
+    command = [*launcher_words("program", data), *("".join(parts) for parts in words)]
+    assert decode_command(command).specification is not None
+    assert decode_command([*command[:3], json.dumps({**data, **change}), *command[4:]]).specification is None
 
 
 def test_a_later_version_is_a_foreign_command() -> None:

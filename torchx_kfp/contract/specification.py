@@ -80,14 +80,16 @@ class RoleSpec(Generic[_Text]):
     def decode(fields: Any, text: Callable[[Sequence[int | None]], str]) -> RoleSpec[str]:
         """Return the role in this JSON; ``text`` returns the text of the words with these numbers."""
         pod, env = fields["pod"], fields["env"]
-        texts = {
+        decoded = {
+            "most": int(fields["most"]),
+            "fewest": int(fields.get("fewest", 1)),
             "image": text(fields["image"]) if "image" in fields else pod["spec"]["containers"][0]["image"],
             "inherited": [name for name, parts in env if parts is None],
             "env": {name: text(parts) for name, parts in env if parts is not None},
             "command": [*map(text, fields["command"])],
             "count": text([fields["count"]]) if "count" in fields else None,
         }
-        return RoleSpec(**{**fields, **texts})
+        return RoleSpec(**{**fields, **decoded})
 
     @property
     def container(self) -> Mapping[str, Any]:
@@ -167,14 +169,17 @@ class LauncherSpec(Generic[_Text]):
 
         Raises:
             TypeError: it is not a specification.
-            LookupError: likewise.
+            LookupError, AttributeError, ValueError: likewise.
         """
 
         def text(parts: Sequence[int | None]) -> str:
             return "".join(REPLICA if part is None else words[part] for part in parts)
 
         roles = [RoleSpec.decode(role, text) for role in data["roles"]]
-        return LauncherSpec(**{**data, "roles": roles})
+        decoded = LauncherSpec(**{**data, "roles": roles})
+        # What is derived from a malformed one raises here, not in its readers.
+        _ = decoded.engine_options, [(role.variables, role.mounts) for role in roles]
+        return decoded
 
     @property
     def engine_options(self) -> list[str]:
