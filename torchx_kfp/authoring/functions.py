@@ -2,7 +2,7 @@
 
 The function is called with placeholders for values that are known only at run time. A placeholder is text that refuses
 every operation that needs its value. Then the function is called with two sample values for each input, and must build
-the same AppDef, with the text of the value in place of the placeholder. This finds conversions in C code, which does
+the same AppDef, with the text of the value instead of the placeholder. This finds conversions in C code, which does
 not call methods of the placeholder. Conditions in C code, such as ``re.match("gpu-", x)``, may go unnoticed.
 """
 

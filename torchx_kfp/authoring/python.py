@@ -43,7 +43,7 @@ def function_app(
     """
     if not callable(function) or isinstance(function, BaseComponent):
         kind = type(function)
-        way = "Pass the function itself, and not what it returns: stages.python(train, rate=0.1)."
+        way = "Pass the function itself, not its return value: stages.python(train, rate=0.1)."
         if kind is specs.AppDef:
             way = "Give it to stages.task(app)."
         elif callable(function):

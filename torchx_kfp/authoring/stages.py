@@ -237,7 +237,7 @@ class Stages(StageOptions):
 
         The function's parameters become inputs with the same names, types, defaults and descriptions (from the
         docstring), unless they are given as constants. The function gets an input as text. It may put the text into the
-        entrypoint, args, values of env and the image, also inside other text. When the component runs, KFP fills in
+        entrypoint, args, values of env and the image, even inside other text. When the component runs, KFP fills in
         the value (``true``, ``0.1``, JSON). If the function needs a parameter's value (for arithmetic, a comparison, a
         number of replicas), that parameter must be a constant. A parameter with the default None stays None unless it
         is given. The function is called several times.

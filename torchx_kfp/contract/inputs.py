@@ -114,7 +114,7 @@ def plain_json(value: object) -> str:
 
 
 def large_character(text: str) -> str:
-    """Return the first character above U+FFFF for a message, or an empty text."""
+    """Return the first character above U+FFFF for a message, or an empty string."""
     match = _LARGE.search(text)
     return f"{match.group()!r} (U+{ord(match.group()):X})" if match else ""
 

@@ -158,7 +158,7 @@ def workspace_in(words: Sequence[str]) -> str | None:
 
 
 def workspaces_in(words: Sequence[str]) -> list[str]:
-    """Return the URLs or names of all workspaces in a command, also for the replicas of a launcher."""
+    """Return the URLs or names of all workspaces in a command, including those of a launcher's replicas."""
     return [url for script, url in itertools.pairwise(words) if script == _WORKSPACE]
 
 

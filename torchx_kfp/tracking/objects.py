@@ -269,7 +269,7 @@ def _layers(filesystem: Any) -> Iterator[Any]:
 
 
 def _way_to_credentials(error: BaseException | None) -> str:
-    """Return how to provide credentials if the driver did not find any; otherwise an empty text."""
+    """Return how to provide credentials if the driver did not find any; otherwise an empty string."""
     while error is not None:
         if type(error).__name__ in _NO_CREDENTIALS:
             return _NO_CREDENTIALS[type(error).__name__]

@@ -227,7 +227,7 @@ def test_a_run_that_was_not_asked_for_is_refused() -> None:
     answer, other = polls("succeeded")[-1], "00000000-0000-0000-0000-000000000000"
     with scripted(lambda request: Reply(answer)) as server:
         run = HostRun(connect(host=server.url).connection, other)
-        with pytest.raises(HostError, match=says(answer["run_id"], f"in place of {other}")):
+        with pytest.raises(HostError, match=says(answer["run_id"], f"instead of {other}")):
             run.read()
 
     def mixed(request: Request) -> Reply:
@@ -235,5 +235,5 @@ def test_a_run_that_was_not_asked_for_is_refused() -> None:
 
     with scripted(mixed) as server:
         record = HostRun(connect(host=server.url).connection, answer["run_id"]).read()
-        assert re.search(says(manifest("failed")["run"]["id"], f"in place of {answer['run_id']}"), record.corrupt[0])
+        assert re.search(says(manifest("failed")["run"]["id"], f"instead of {answer['run_id']}"), record.corrupt[0])
         assert not any(result.pod_name for result in record.run.ends)

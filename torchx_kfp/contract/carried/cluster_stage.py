@@ -57,7 +57,7 @@ def conditions_of(found: Any, /) -> Any:
 
 
 def state_of(spec: Any, found: Any, /) -> str:
-    """Return ``succeeded``, ``failed`` or an empty text."""
+    """Return ``succeeded``, ``failed`` or an empty string."""
     true = [one["type"] for one in conditions_of(found) if one["status"] == "True"]
     return "succeeded" if spec["succeeded"] in true else "failed" if "Failed" in true else ""
 

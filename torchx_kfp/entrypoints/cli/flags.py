@@ -113,7 +113,7 @@ view_options = gathered(
         "--quiet",
         is_flag=True,
         callback=unless("--verbose"),
-        help="Show only the final table, the command for the results, and errors.",
+        help="Show only the final table and messages.",
     ),
     click.option(
         "-v",
@@ -181,7 +181,7 @@ csv_option: Decorator = click.option("--csv", "as_csv", is_flag=True, callback=u
 
 
 def refuse_empty(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Reject an empty text: with an unset shell variable, --name "$x" would select all runs."""
+    """Reject an empty string: with an unset shell variable, --name "$x" would select all runs."""
     if value == "":
         raise click.BadParameter("It is empty. Omit the option instead.", ctx, param)
     return value

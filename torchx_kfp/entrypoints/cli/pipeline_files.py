@@ -203,7 +203,7 @@ def _component_pipeline(function: Any, target: Target, *, tracked: bool, has_wor
         parameters = inspect.signature(function).parameters.values()
         unions = [each.name for each in parameters if isinstance(each.annotation, types.UnionType)]
         if unions and str(error) == "Unknown":  # TorchX 0.7.0 says no more
-            why = f"has parameters that TorchX cannot read, {joined(unions)}: write Optional[X] in place of X | None."
+            why = f"has parameters that TorchX cannot read, {joined(unions)}: write Optional[X] instead of X | None."
         raise ArgumentError(f"{target.word} {why}") from error
     try:
         return single_stage_pipeline(app, tracked=tracked or has_workspace, has_workspace=has_workspace)

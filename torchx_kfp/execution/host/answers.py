@@ -66,7 +66,7 @@ def refuse_run_id(found: object, request: str, wanted: str = "") -> None:
     if isinstance(found, str) and UUID.fullmatch(found) and wanted in ("", found):
         return
     what = f"with the run id {shown(found)}" if found else "without a run id"
-    instead = f"in place of {wanted}" if wanted else "but KFP's are UUIDs"
+    instead = f"instead of {wanted}" if wanted else "but KFP's are UUIDs"
     raise HostError(f"{request} was answered {what}, {instead}. Is this a KFP host?")
 
 

@@ -136,7 +136,7 @@ def has_workspace(pipeline: Pipeline) -> bool:
 
 
 def pod_user(platform: Mapping[str, Any]) -> str | None:
-    """Return the user, and group, that the container must run as; None for the image's user."""
+    """Return the user and group of the container; None for the image's user."""
     context = platform.get("securityContext") or {}
     user, group = context.get("runAsUser"), context.get("runAsGroup")
     if user is None:
@@ -147,7 +147,7 @@ def pod_user(platform: Mapping[str, Any]) -> str | None:
 def field_values(component: Component, run_id: str, pod_name: str, pod_uid: str) -> dict[str, str]:
     """Return the environment variables that the stage gets from fields of its pod."""
     values = {**_metadata(component), **_fields(run_id, pod_name, pod_uid)}
-    # Kubernetes has the empty text for a label or annotation that the pod lacks.
+    # Kubernetes has the empty string for a label or annotation that the pod lacks.
     return {
         item["name"]: values.get(path, "")
         for item in component.platform.get(FIELDS) or ()

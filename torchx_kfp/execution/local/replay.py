@@ -54,7 +54,7 @@ from torchx_kfp.tracking.record_tracker import REPLAY, REPLAY_OF, SHORT_PATIENCE
 REPLAYS = "replays"
 #: The variable of a shell that has the file which runs the stage's command.
 COMMAND_FILE = "TORCHX_KFP_REPLAY"
-#: Starts a program in a folder whose code comes first, in place of the workspace of the run.
+#: Starts a program in a folder whose code comes first, instead of the workspace of the run.
 _IN_FOLDER = ("sh", "-c", 'cd "$0" && PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" exec "$@"')
 
 
@@ -63,7 +63,7 @@ class Overrides:
     """A user's changes to a replay.
 
     Attributes:
-        code: the folder whose code runs in place of that of the run; empty for the run's.
+        code: the folder whose code runs instead of that of the run; empty for the run's.
         tracker_base: where it records and reads; empty for the run's tracker base.
         shell: whether a shell runs instead of the application.
         environ: changed variables of the stage; None removes one.
@@ -166,7 +166,7 @@ def replay(
         secrets: keys and values of Kubernetes secrets, by the secret's name, if the stage uses them.
         config_maps: keys and values of config maps, likewise.
         directory: the folder in which it runs. Default: that of the run, or the current directory.
-        workspace: a folder whose code runs in place of the code that travelled with the run; nothing is copied.
+        workspace: a folder whose code runs instead of the code that travelled with the run; nothing is copied.
         tracker_base: where it records and finds what its parents recorded. Default: the tracker base of the run.
         shell: whether to open a shell instead of the application.
         env: changed variables of the stage; None removes one.

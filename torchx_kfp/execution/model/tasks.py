@@ -235,7 +235,7 @@ def _pod_texts(pipeline: Pipeline, place: ScopedTask) -> Iterator[tuple[Kind, st
                 f"has the {what} {with_names(str(text))!r}, of which KFP takes only {_shown(name)}. {whole}",
             )
         elif type_ != "STRING":
-            # It gets no accelerator, and an empty text elsewhere.
+            # It gets no accelerator, and an empty string elsewhere.
             yield (
                 Kind.CHANGED if what.startswith("accelerator") else Kind.FAILS,
                 f"has the {what} {_shown(name)} of the type {TYPE_NAMES.get(type_, type_)}, and KFP takes text only. "

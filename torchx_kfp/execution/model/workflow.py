@@ -1,7 +1,7 @@
 """The size of the Argo workflow that KFP's backend creates from a compiled pipeline, and its limits.
 
 Argo accepts 1 MiB for a whole run: the pipeline, which KFP compiles into one workflow, and the state of its nodes,
-which grows while it runs. A larger pipeline is rejected when it starts, or fails half way. A level (the tasks of one
+which grows while it runs. A larger pipeline is rejected when it starts, or fails halfway. A level (the tasks of one
 pipeline, loop or branch) must also fit into a variable of its driver.
 
 The workflow (kubeflow/pipelines, ``backend/src/v2/compiler/argocompiler``) has parameters with JSON in JSON: each

@@ -55,7 +55,7 @@ UNKNOWN: Any = _Unknown()
 
 @dataclass(frozen=True)
 class NoOutput:
-    """The output of a failed task: an empty text; other types have no value."""
+    """The output of a failed task: an empty string; other types have no value."""
 
     why: str
 

@@ -89,7 +89,7 @@ def parameter_of(text: str) -> str | None:
 
 
 def with_names(text: str) -> str:
-    """Return a text for messages, with ``{name}`` in place of placeholders of inputs."""
+    """Return a text for messages, with ``{name}`` instead of placeholders of inputs."""
     return _PLACEHOLDER.sub(lambda match: f"{{{_placeholder(match).parameter or match[0]}}}", text)
 
 

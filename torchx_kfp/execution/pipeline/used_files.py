@@ -251,7 +251,7 @@ def _python_words(program: Sequence[str]) -> Sequence[str]:
 
 
 def _name_of_python(word: str) -> str:
-    """Return the name of an interpreter in place of its path; other words as they are."""
+    """Return the name of an interpreter instead of its path; other words as they are."""
     return os.path.basename(word) if os.path.isabs(word) and is_python(word) else word
 
 

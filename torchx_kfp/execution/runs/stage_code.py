@@ -35,7 +35,7 @@ from torchx_kfp.execution.runs.stage_key import StageKey, parts_of
 def name_code(
     pipeline: Pipeline, arguments: Mapping[str, Any], archive: bytes | None
 ) -> tuple[Pipeline, dict[str, Code]]:
-    """Return the pipeline with names of code in place of the URL in its parameter ``workspace``.
+    """Return the pipeline with names of code instead of the URL in its parameter ``workspace``.
 
     Also return the known code of its stages, by name.
 

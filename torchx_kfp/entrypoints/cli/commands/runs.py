@@ -147,7 +147,7 @@ def run_as_json(record: RunRecord) -> dict[str, Any]:
 
 
 def summary_as_json(run: RunSummary, now: float) -> dict[str, Any]:
-    """Return a run of a host's list with the same keys."""
+    """Return a host's run with the same keys."""
     end = run.finished if run.state.is_over and run.finished else now
     return {
         **UNKNOWN,

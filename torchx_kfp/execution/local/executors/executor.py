@@ -100,7 +100,7 @@ class AttemptPlan:
     #: The numbers of GPUs that it requests (see ``gpus.asked``), and the GPUs that it has once it can start.
     asks_gpus: Mapping[str, int] = field(default_factory=dict)
     gpus: HeldGpus | None = None
-    #: The command of a replay, attached to this process's terminal, in place of the stage's own.
+    #: The command of a replay, attached to this process's terminal, instead of the stage's own.
     replaces: Sequence[str] | None = None
     #: The execution id under which a replay records; empty if the command makes it.
     recorded_as: str = ""
@@ -169,7 +169,7 @@ class AttemptPlan:
 class AttemptError(Exception):
     """An attempt failed outside its program: the program or its files were missing, or it was lost.
 
-    ``exit_code`` is the one that a shell would report, or that of pip, if any.
+    ``exit_code`` is pip's, or the one that a shell would report.
     """
 
     def __init__(self, reason: str, exit_code: int | None = None) -> None:
