@@ -16,8 +16,9 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import strategies as st
 
 from tests.facts import says
+from tests.tracking.stages import stage
 from torchx_kfp.errors import MissingCredentialsError, RefusedError, TrackerBaseError, TrackerError
-from torchx_kfp.tracking import FsspecResultTracker, open_tracker
+from torchx_kfp.tracking import FsspecResultTracker, open_run, open_tracker
 
 pytestmark = pytest.mark.lowest
 
@@ -125,9 +126,12 @@ except Exception as error:
     assert install in done.stdout
 
 
-@pytest.mark.skipif(
+LACKS_RANGES = pytest.mark.skipif(
     "cat_ranges" not in vars(fsspec.get_filesystem_class("dir")), reason="this fsspec cannot read several through dir::"
 )
+
+
+@LACKS_RANGES
 def test_a_file_system_with_folders_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For fsspec, it is neither local nor an object store, like SFTP and HDFS."""
     (tmp_path / "base").mkdir()
@@ -145,6 +149,31 @@ def test_a_file_system_with_folders_makes_them(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(fsspec.get_filesystem_class("dir"), "makedirs", None)
     tracker["a/b"] = {"x": 2}
     assert tracker["a/b"] == {"x": 2}
+
+
+@LACKS_RANGES
+def test_a_file_system_that_lists_folders_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like SFTP and SMB: a list of the files at a file ended in a KeyError, and so did the read of an artifact."""
+    listed = LocalFileSystem.ls
+
+    def ls(self: LocalFileSystem, path: str, detail: bool = False, **options: Any) -> Any:
+        if os.path.isfile(path):
+            raise NotADirectoryError(path)
+        return listed(self, path, detail, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "ls", ls)
+    monkeypatch.setattr(LocalFileSystem, "put_file", fsspec.AbstractFileSystem.put_file)  # it makes folders
+    (tmp_path / "base").mkdir()
+    (tmp_path / "model").write_bytes(b"weights")
+    base = f"dir::file://{tmp_path}/base"
+    run = stage(base, "run/train/1")
+    run.put(x=1)
+    run.add_artifact("model", tmp_path / "model", store=True)
+    tracker = open_tracker(base)
+    assert tracker.keys() == tracker.keys("run/train/1") == tracker.keys("run") == ["run/train/1"]
+    assert tracker.keys("other") == []
+    with open_run(base, "run/train/1").artifact("model").open() as file:
+        assert file.read() == b"weights"
 
 
 def test_an_object_above_the_files_that_are_listed(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,10 @@ class FsspecStore(Store):
         try:
             self._fs.invalidate_cache()  # other processes write, too
             listing = self._fs.find(**given, detail=True)
+            if isinstance(listing, list):  # adlfs returns one for the path of an object
+                listing = {}
+            # If a driver lists folders only, fsspec knows nothing about a file.
+            listing = {it: facts if "size" in facts else self._fs.info(it) for it, facts in listing.items()}
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
                 raise self.problem("list", "", error) from error
@@ -189,8 +193,7 @@ class FsspecStore(Store):
             raise self.problem("list", "", error) from error
         files = [
             File(name[len(self._root) + 1 :], int(entry["size"] or 0), _modified(entry))
-            # adlfs returns a list for the path of an object.
-            for name, entry in (listing.items() if isinstance(listing, dict) else ())
+            for name, entry in listing.items()
             if (name.startswith(f"{path}/") and not name.endswith("/")) or (prefix and name == path)
         ]
         return sorted(
