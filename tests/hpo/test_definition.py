@@ -86,7 +86,6 @@ def test_a_grid_takes_the_rounds_that_it_needs(rounds: Any, trials: Any, planned
         ({"parameters": {}}, ["parameters is {}", "hpo.log"]),
         ({"parameters": {"l r": hpo.int(1, 2)}}, ["'l r'", "identifier"]),
         ({"parameters": {"_lr": hpo.int(1, 2)}}, ["'_lr'", "identifier"]),
-        ({"results": {"loss": float}}, ["results", "objectives"]),
         ({"parameters": {1: hpo.int(1, 2)}}, ["name 1", "identifier"]),
         ({"parameters": {"lambda": hpo.int(1, 2)}}, ["'lambda'", "keyword"]),
         ({"parameters": {"name": hpo.int(1, 2)}}, ["'name'", "KFP", "'trial_name'"]),

@@ -188,7 +188,7 @@ def test_wrong_arguments(arguments: Any, facts: list[str]) -> None:
 
 
 def test_options_that_do_not_exist() -> None:
-    with pytest.raises(TypeError, match="'results'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'results'"):
         compile_pipeline(searching(results={"loss": float}))
     with pytest.raises(TypeError, match="'paralelism'"):
         compile_pipeline(searching(paralelism=1))

@@ -128,7 +128,7 @@ def search(
     definition = define_search(parameters, minimize, maximize, rounds, trials, optimizer, seed)
     check_count("parallelism", parallelism)
     if "results" in options:
-        raise AppDefError("results is not an option of a search: the results of trials are its objectives.")
+        raise TypeError("search() got an unexpected keyword argument 'results': those of trials are its objectives")
     tried_app, of_task = _look_at(trial, [*parameters], tracker_base)
     if of_task is not None:
         if options:
