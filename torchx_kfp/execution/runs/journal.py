@@ -45,8 +45,9 @@ LONGEST_LINE = 64 << 20
 #: A file with more lines than this that are not events is not the record of a run.
 MOST_BAD_LINES = 1000
 
-# Seconds for which the lock is tried: a process that checks whether it is taken holds it for an instant.
-_LOCK_PATIENCE = 1.0
+# Seconds for which the lock is tried: a process that checks whether it is taken holds it for an instant, which a busy
+# machine makes longer.
+_LOCK_PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
