@@ -84,7 +84,7 @@ _CHANGING = {
     _ID: "<id>",
     _POD: r"\1<workflow>\2<node>",
     _TIME: "<time>",
-    r"\b(\d+h)?(\d+m)?\d+(\.\d+)? ?s\b": "<duration>",
+    r"\b(\d+h ?)?(\d+m ?)?\d+(\.\d+)? ?s\b": "<duration>",
     r"((?<=succeeded)|(?<=failed)|(?<=\(allowed\)))\s+(\d+ +)?[\d.]+\b": "<duration>",
     r" host +\S+| on \S+$": " <host>",
     r"─+": "<line>",
