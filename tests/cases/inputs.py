@@ -150,7 +150,7 @@ def tagged(tag: str):
     return dsl.ContainerSpec(image=f"registry.example.com/app:{tag}", command=["true"])
 
 
-@case(refused="has the image 'registry.example.com/app:{tag}', of which KFP takes 'tag' alone")
+@case(refused="has the image 'registry.example.com/app:{tag}', of which KFP takes only 'tag'")
 def an_image_with_text_around_an_input():
     tagged(tag="1")
 
