@@ -51,7 +51,7 @@ class Reference:
 
     References with the same ``key`` are equal. ``argument`` is the value of the input in the task: a channel, one of
     KFP's own placeholders, or constant text. For an input of a component, it is None: the component's caller passes the
-    value, or it is the ``default``. ``type`` is the name of the type in the IR, such as ``NUMBER_INTEGER``.
+    value, or ``default`` applies. ``type`` is the name of the type in the IR, such as ``NUMBER_INTEGER``.
     """
 
     key: str

@@ -87,7 +87,7 @@ class PackedWorkspace:
 
     Attributes:
         entries: the files.
-        git: the state of the repository of the folder, or of the first one of several; None without a repository.
+        git: the state of the (first) folder's repository; None without one.
         lacks: omitted files that a file of the workspace names, by the naming file.
     """
 

@@ -80,7 +80,7 @@ def read_pipeline(spec: dict[str, Any], platform: dict[str, Any], text: str = ""
         text: the text with both; if empty, it is generated.
 
     Raises:
-        MalformedError: it does not have the structure of one.
+        MalformedError: its structure is different.
         KeyError, ValueError: a part is missing, or has the wrong text.
     """
     platforms = platform.get("platforms", {})

@@ -289,7 +289,7 @@ def task_name(name: str) -> str:
 
 
 def is_execution(name: str, stage: str) -> bool:
-    """Return whether a name is that of a stage, with or without indices: ``train[1,0]`` is an execution of ``train``.
+    """Return whether a name belongs to a stage, with or without indices: ``train[1,0]`` is an execution of ``train``.
 
     The stage may be written as the function or application is, ``make_data``: KFP names the task ``make-data``. In a
     file not written by KFP's compiler, tasks may have any names.
