@@ -314,8 +314,16 @@ def of_two_replicas(tracker_base: str, workspace: str = ""):
     stages.task(python("replica", REPLICA, num_replicas=2), engine="job", results={"replicas": int})
 
 
+SECOND_FAILS = """
+import os, sys, time
+if os.environ["TORCHX_REPLICA_ID"] == "1":
+    sys.exit(7)
+time.sleep(30)
+"""
+
+
 @case(results={"replica": {"exit_code": 7}}, stages={"replica": {"exit_code": 7}})
 def of_replicas_that_may_fail(tracker_base: str, workspace: str = ""):
     stages = Stages(tracker_base=tracker_base, workspace=workspace)
-    app = shell("replica", '[ "$TORCHX_REPLICA_ID" = 0 ] || exit 7; sleep 30', num_replicas=2)
+    app = python("replica", SECOND_FAILS, num_replicas=2)
     stages.task(app, engine="job", may_fail=True, results={"exit_code": int})

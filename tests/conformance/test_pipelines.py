@@ -19,6 +19,7 @@ FEW = (
     "conditions.collected_from_branches",
     "conditions.one_of_in_one_of",
     "conditions.what_reads_a_skipped_stage_is_skipped",
+    "containers.concatenated",
     "examples.hello",
     "exits.pipeline_as_exit_task",
     "exits.two_handlers",
