@@ -73,6 +73,7 @@ TEXTS = {
     "accent": "$é",
     "argo": "echo {{workflow.name}}",
     "large-character": "\U0001f600",
+    "delete": "a\x7fb",
     "long-text": "It is known that $$5 is the price",
     "clean": "echo $(date) $HOME ${HOME} $(NAME) $",
 }
@@ -84,7 +85,14 @@ def texts(name: str) -> Any:
 
 
 def everything(
-    note: str, items: list, face: str, lr: float = 0.1, name: str = "a", default: str = "$$", words: List[str] = ["a"]
+    note: str,
+    items: list,
+    face: str,
+    key: str,
+    lr: float = 0.1,
+    name: str = "a",
+    default: str = "$$",
+    words: List[str] = ["a"],
 ):
     for stage, text in TEXTS.items():
         text_of(str, stage)(x=text)
@@ -155,17 +163,25 @@ FINDINGS = {
     "task 'variable'": ("differs", "'a$$b' in its variable NAME, which arrives as 'a$b'"),
     "task 'echo' (and 'variable')": ("differs", "sets 'NAME' on the task, which KFP's cache ignores"),
     "task 'large-character'": ("may fail", "(U+1F600) in its input 'x'"),
+    "task 'delete'": ("fails", "(U+007F) in its input 'x'"),
     "task 'long-text'": ("differs", "'… known that $$5 is the pri…' in its input"),
     "the argument 'note'": ("differs", "'a$$b', which arrives as 'a$b'"),
     "the argument 'items'": ("differs", "<KUBERNETES_SERVICE_HOST>"),
     "the argument 'face'": ("may fail", "(U+1F600)"),
+    "the argument 'key'": ("fails", "(U+007F)"),
     "the argument 'default'": ("differs", "'$$', which arrives as '$'"),
 }
 
 
 def test_a_check_finds_what_the_backend_does_otherwise_and_nothing_else(call, tmp_path):
     compiler.Compiler().compile(dsl.pipeline(everything, name="all"), str(tmp_path / "all.yaml"))
-    arguments = ("note=a$$b", 'items=[{"words": ["$(KUBERNETES_SERVICE_HOST)"]}]', "lr=0.1", "face=\U0001f600")
+    arguments = (
+        "note=a$$b",
+        'items=[{"words": ["$(KUBERNETES_SERVICE_HOST)"]}]',
+        "lr=0.1",
+        "face=\U0001f600",
+        "key=\x7f",
+    )
     done = call("check", "all.yaml", *(word for argument in arguments for word in ("-p", argument)))
     assert done.returncode == 2
     # KFP counts groups by process.

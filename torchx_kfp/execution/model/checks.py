@@ -16,7 +16,15 @@ from torchx_kfp.execution.model.order import of_condition, of_hook, of_loop
 from torchx_kfp.execution.model.pods import of_launcher, of_pod
 from torchx_kfp.execution.model.python_stages import of_program
 from torchx_kfp.execution.model.tasks import of_container, of_importer, of_inputs, of_settings
-from torchx_kfp.execution.model.texts import REJECTED_CHARACTER, arrives, as_text, find_change, of_numbers
+from torchx_kfp.execution.model.texts import (
+    DELETE,
+    REJECTED_CHARACTER,
+    REJECTED_DELETE,
+    arrives,
+    as_text,
+    find_change,
+    of_numbers,
+)
 from torchx_kfp.execution.model.versions import NEWEST, Checked, Version, of_version
 from torchx_kfp.execution.pipeline.placeholders import parameter_of
 from torchx_kfp.execution.pipeline.spec import FromInput, Pipeline
@@ -61,6 +69,8 @@ def _of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about the arguments of a run."""
     for name, value in arguments.items():
         place, text = f"the argument {name!r}", as_text(value)
+        if "\x7f" in text:
+            yield Finding(Kind.WORKS_LOCALLY, place, f"contains {DELETE}, {REJECTED_DELETE}")
         if large := large_character(text):
             yield Finding(Kind.MAY_FAIL, place, f"contains {large}, {REJECTED_CHARACTER}")
         if change := find_change(text):

@@ -28,6 +28,9 @@ REJECTED_CHARACTER = (
     "which KFP's database rejects ('Incorrect string value': its connection is MySQL's utf8). Use other characters, or "
     "escapes that the application decodes"
 )
+#: The fate of U+007F, as the rest of a sentence.
+DELETE = "'\\x7f' (U+007F)"
+REJECTED_DELETE = "with which KFP rejects the run. Leave it out, or use an escape that the application decodes"
 _REWRITTEN = re.compile(rb"\$(?:\$|\(([^)]*)\)|([\x80-\xff]))")
 #: Variables that KFP, Argo and Kubernetes set in each container; only the cluster knows their values.
 _SET = re.compile(r"KFP_POD_(?:NAME|UID)|(?:ARGO|KUBERNETES)_[A-Z0-9_]+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)(?:_\w+)?")
@@ -50,6 +53,8 @@ def of_text(
         )
     if change := find_change(text, variables):
         yield Kind.CHANGED, f"has {change[0]!r} in {what}, which {arrives(change[1])}"
+    if "\x7f" in text:
+        yield Kind.WORKS_LOCALLY, f"has {DELETE} in {what}, {REJECTED_DELETE}"
     if large := large_character(text):
         yield Kind.MAY_FAIL, f"has {large} in {what}, {REJECTED_CHARACTER}"
 
