@@ -159,7 +159,7 @@ def test_a_time_limit_ends_a_run(folder: Path) -> None:
     assert done.returncode == 1
     rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:] if line}
     assert rows["python"].split()[1] == "canceled"
-    assert "The time limit of 10 s was exceeded: the running stages have 10 s to end" in done.stderr
+    assert "The time limit of 10 s was exceeded: the running stages have 10 s to stop" in done.stderr
     assert re.search(
         r"Error: The run sleeps-\S+ failed: the time limit of 10 s was exceeded\.\nEnded because of that: python\.",
         done.stderr,
