@@ -59,7 +59,14 @@ def pod_template(
     }
     pod["spec"] = {field: value for field, value in spec.items() if value}
     labels = pod["metadata"]["labels"] = {STAGE_LABEL: marker("name"), ROLE_LABEL: name}
-    pod = _overlaid(pod, _overlay(role, values))
+    overlay = _overlay(role, values)
+    try:
+        pod = _overlaid(pod, overlay)
+    except (TypeError, ValueError) as error:  # TorchX's nightly merges values of one type only
+        raise AppDefError(
+            f"metadata['kubernetes'] of role {role.name!r} cannot be merged into the pod: {error}. "
+            f"Got: {role.metadata['kubernetes']!r}."
+        ) from None
     kept = (pod.get("metadata") or {}).get("labels") or {}
     if not (kept.items() >= labels.items() and (pod.get("spec") or {}).get("containers")):
         raise AppDefError(

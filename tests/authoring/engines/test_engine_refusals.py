@@ -127,7 +127,7 @@ ENGINES: list[Row] = [
             ({"V1Pod": {}, "V1Job": {}}, "'V1Job'"),
             ({"V1Pod": ["spec"]}, "['spec']"),
             ({"metadata": None}, "{'metadata': None}"),
-            ({"metadata": {"labels": {"torchx-kfp/stage": "x"}}}, "the labels"),
+            ({"metadata": {"labels": {"torchx-kfp/stage": "x"}}}, "{'torchx-kfp/stage': 'x'}"),
             ({"spec": {"containers": None}}, "{'containers': None}"),
             ({"spec": None}, "{'spec': None}"),
             ({"spec": {"x": object}}, "JSON"),
