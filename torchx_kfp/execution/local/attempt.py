@@ -367,15 +367,15 @@ class AttemptThread(threading.Thread):
     def _with_records(self, result: StageResult) -> StageResult:
         """Return the result with the results that the stage recorded, even if it failed."""
         plan = self.plan
-        run_id, base = read_execution_id(plan), plan.tracker_base
-        if run_id is None or base is None:
+        execution_id, base = read_execution_id(plan), plan.tracker_base
+        if execution_id is None or base is None:
             return result
-        result = dataclasses.replace(result, execution_id=run_id)
+        result = dataclasses.replace(result, execution_id=execution_id)
         with contextlib.suppress(TrackerError):  # results are only for display: the stage has ended
             # The directory of the runner may differ from that of the stage.
             tracker = RecordTracker(absolute_base(base, plan.directory), patience=SHORT_PATIENCE)
-            result = dataclasses.replace(result, results=tracker.get(run_id))
+            result = dataclasses.replace(result, results=tracker.get(execution_id))
             if not result.exit_code:
-                artifacts = tracker.record(run_id, "artifacts").artifacts
+                artifacts = tracker.record(execution_id, "artifacts").artifacts
                 result = dataclasses.replace(result, files=registered_files(plan, artifacts))
         return result

@@ -134,10 +134,12 @@ class Cache:
             code.written = self._written
 
     def key(self, plan: AttemptPlan, run: TaskRun, context: RunContext) -> StageKey | None:
-        """Return the key of a stage; None if it is not cached: the author turned caching off, it is an exit task (which
-        cleans up), it uses KFP's workspace (which differs in each run), or there is more code than can be checked. A
-        key that the author has chosen (``set_caching_options``) replaces everything but the pipeline and the component:
-        as in KFP's ``driver/cache.go`` after 2.17.
+        """Return the key of a stage; None if it is not cached.
+
+        That is if its author turned caching off, if it is an exit task (which cleans up), if it uses KFP's workspace
+        (which differs in each run), or if there is more code than can be checked. A key that the author has chosen
+        (``set_caching_options``) replaces everything but the pipeline and the component, as in KFP's
+        ``driver/cache.go`` after 2.17.
         """
         component = plan.component
         if not run.task.caches or run.task.ignores_failures or _uses_workspace(plan):
